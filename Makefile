@@ -1,0 +1,33 @@
+# The commands of the README. Each one sets up what it needs; a second run skips what is there.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: setup run test bench lint clean
+
+setup: $(STAMP)
+	@sh packaging/host-packages.sh install
+
+$(STAMP): pyproject.toml packaging/host-packages.sh
+	@sh packaging/host-packages.sh install
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $(STAMP)
+
+run: setup
+	@$(BIN)/boxgrove tour
+
+test: setup
+	@$(BIN)/python -m pytest
+
+bench: setup
+	@$(BIN)/python -m tests.bench
+
+lint: setup
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,0 +1,1 @@
+"""The command line: one small module a group of commands, loaded when it is called."""

@@ -1,0 +1,1 @@
+"""Boxes: what they are, where they are kept, and every verb the product has for them."""

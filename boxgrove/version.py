@@ -1,0 +1,3 @@
+"""Our version, in a place that every layer may import."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,42 @@
+/* The fence around everything that runs for the user: its processes cannot take the last of
+ * the memory or of the process numbers, which the agent needs to stop the box. */
+#include "agent.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/sysinfo.h>
+#include <unistd.h>
+
+#define CGROUP "/sys/fs/cgroup"
+
+static void set_number(const char *path, unsigned long long value)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%llu", value);
+    write_small(path, text);
+}
+
+int limits_setup(void)
+{
+    char text[32];
+    struct sysinfo info;
+    if (mkdir(CGROUP "/work", 0755) && access(CGROUP "/work", F_OK))
+        return -1;
+    write_small(CGROUP "/cgroup.subtree_control", "+pids");
+    write_small(CGROUP "/cgroup.subtree_control", "+memory");
+    sysinfo(&info);
+    unsigned long long total = (unsigned long long)info.totalram * info.mem_unit;
+    unsigned long long spared = total * 6 / 100, least = 24ull << 20;
+    spared = spared < least ? least : spared;
+    if (total > spared * 2)
+        set_number(CGROUP "/work/memory.max", total - spared);
+    unsigned long long processes = (total >> 20) * 8;
+    if (read_small("/proc/sys/kernel/threads-max", text, sizeof text)) {
+        unsigned long long most = strtoull(text, NULL, 10) * 8 / 10;
+        processes = most < processes ? most : processes;
+    }
+    set_number(CGROUP "/work/pids.max", processes < 30000 ? processes : 30000);
+    return open(CGROUP "/work", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+}

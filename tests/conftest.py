@@ -1,0 +1,54 @@
+"""How tests run: async tests on plain asyncio, a results folder for evidence, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ASYNC_DEADLINE_S = 300.0
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run `async def` tests; each has a deadline, so that nothing can hang a whole run."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    arguments = {name: pyfuncitem.funcargs[name] for name in names}
+
+    async def within_deadline() -> None:
+        async with asyncio.timeout(ASYNC_DEADLINE_S):
+            await pyfuncitem.obj(**arguments)
+
+    asyncio.run(within_deadline())
+    return True
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_running() -> Iterator[None]:
+    """No keeper and no QEMU of this run may outlive it."""
+    yield
+    left = list(_processes_of_this_run())
+    assert not left, f"left running: {left}"
+
+
+def _processes_of_this_run() -> Iterator[str]:
+    """Processes that carry this session's mark in their environment."""
+    mark = f"BOXGROVE_TEST_RUN={os.getpid()}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (folder / "environ").read_bytes().split(b"\0"):
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ")[:200]
+                if int(folder.name) != os.getpid():
+                    yield f"{folder.name}: {command.decode(errors='replace')}"
+        except OSError:
+            continue
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    os.environ["BOXGROVE_TEST_RUN"] = str(os.getpid())

@@ -1,0 +1,1 @@
+"""Machines: one contract, several engines. Import what you need from its modules."""

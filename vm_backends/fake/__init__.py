@@ -1,0 +1,1 @@
+"""A driver without a hypervisor: its guest is Python in the same process."""

@@ -1,0 +1,1 @@
+"""The keeper: one small process that owns one running machine while clients come and go."""

@@ -1,0 +1,1 @@
+"""Machines in QEMU: KVM where it really works, software emulation everywhere else."""
