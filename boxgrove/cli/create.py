@@ -8,7 +8,6 @@ import click
 
 from boxgrove.cli.context import Grove, with_grove
 from boxgrove.cli.progress import meter
-from boxgrove.core import sizes
 
 
 @click.command("create")
@@ -39,6 +38,6 @@ async def create_command(
             start=not no_start, progress=show,
         )  # fmt: skip
     status = await box.status()
-    took = sizes.show_age(time.monotonic() - began)
+    took = time.monotonic() - began
     how = f", {status.accelerator}" if status.accelerator else ""
-    click.echo(f"{box.name} is {status.state.value} ({image}{how}, {took})")
+    click.echo(f"{box.name} is {status.state.value} ({image}{how}, {took:.1f} s)")

@@ -31,7 +31,7 @@ async def _each(grove: Grove, names: tuple[str, ...], verb: Verb) -> int:
         except Fault as fault:
             worst = tell(fault)
             continue
-        click.echo(f"{said} ({sizes.show_age(time.monotonic() - began)})")
+        click.echo(f"{said} ({time.monotonic() - began:.2f} s)")
     return worst
 
 

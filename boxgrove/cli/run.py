@@ -80,11 +80,15 @@ async def exec_command(
 
 
 def _refused(fault: GuestRefused, program: str) -> int:
+    """Statuses as a shell gives them, but only if it was the command itself that was refused."""
+    if fault.message != os.strerror(fault.errno):
+        return tell(fault, EXIT_OURS)  # Its user or its folder: the guest says which.
+    shown = repr(program[:80])
     if fault.errno == errno.ENOENT:
-        missing = GuestRefused(f"the box has no command {program[:80]!r}", hint="")
-        return tell(missing, EXIT_NOT_FOUND)
+        return tell(GuestRefused(f"the box has no command {shown}"), EXIT_NOT_FOUND)
+    refused = GuestRefused(f"the box cannot run {shown}: {fault.message}")
     denied = fault.errno in (errno.EACCES, errno.ENOEXEC, errno.EISDIR, errno.ENOTDIR)
-    return tell(fault, EXIT_NOT_EXECUTABLE if denied else EXIT_OURS)
+    return tell(refused, EXIT_NOT_EXECUTABLE if denied else EXIT_OURS)
 
 
 def _variable(text: str) -> tuple[str, str]:

@@ -133,7 +133,7 @@ def _store(service: BoxService) -> list[Finding]:
         )
     else:
         count = len(service.store.boxes())
-        findings.append(Finding("index", Verdict.GOOD, f"sound, {count} boxes"))
+        findings.append(Finding("index", Verdict.GOOD, f"sound, {count} {'box' if count == 1 else 'boxes'}"))
     free = shutil.disk_usage(home).free
     if free < LOW_SPACE:
         fix = "Free some space there, or set BOXGROVE_HOME to another disk."

@@ -122,8 +122,15 @@ class BoxService:
             raise BadSpec(problem.message, hint=problem.hint)
 
     async def _choose(self, boot: BootFiles, progress: OnProgress) -> Engine:
-        progress(Progress("Trying the accelerator"))
-        return await self.backend.choose(boot, self.paths.cache)
+        async def tell_if_slow() -> None:
+            await asyncio.sleep(0.3)  # a kept verdict is there at once and worth no word
+            progress(Progress("Trying the accelerator"))
+
+        telling = asyncio.create_task(tell_if_slow())
+        try:
+            return await self.backend.choose(boot, self.paths.cache)
+        finally:
+            telling.cancel()
 
     # Running
 

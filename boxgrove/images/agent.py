@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from boxgrove.images import process
 from boxgrove.images.errors import ImageFailed
 from boxgrove.images.process import ToolFailed
 from boxgrove.images.workshop import Workshop
+from vm_backends.events import Progress
 
 NAME = "boxgrove-agent"
 FLAGS = ("-std=gnu11", "-static", "-Os", "-s", "-fno-asynchronous-unwind-tables")
@@ -54,7 +56,13 @@ def find_compiler(machine: str) -> Compiler | None:
     return None
 
 
-async def provide(resources: Path, machine: str, cache: Path, place: Workshop) -> Path:
+async def provide(
+    resources: Path,
+    machine: str,
+    cache: Path,
+    place: Workshop,
+    progress: Callable[[Progress], None],
+) -> Path:
     """The agent's binary; what was compiled is kept in `cache` by fingerprint."""
     if (found := shipped(resources, machine)) is not None:
         return found
@@ -69,6 +77,7 @@ async def provide(resources: Path, machine: str, cache: Path, place: Workshop) -
             "there is no C compiler, and the guest agent has to be compiled once",
             hint="Install the packages musl-tools and gcc (or `pip install ziglang`).",
         )
+    progress(Progress("Compiling the guest agent"))
     (place.folder / key).mkdir()
     await _compile(compiler, resources, place.folder / key / NAME, place)
     target = cache / f"{key}-{compiler.kind}"
@@ -84,7 +93,7 @@ async def _compile(compiler: Compiler, resources: Path, output: Path, place: Wor
     except ToolFailed as error:
         if "cannot find -lc" in error.tail or "unable to find library -lc" in error.tail:
             raise ImageFailed(
-                f"{compiler.kind} cannot make static binaries here: the static C library is missing",
+                f"{compiler.kind} cannot make static programs: the static C library is missing",
                 hint="Install the package musl-tools (Fedora: glibc-static).",
             ) from error
         raise

@@ -80,7 +80,7 @@ class BootStore:
         return files if files.kernel.is_file() and files.initrd.is_file() else None
 
     def _made_from(self, source: str) -> str:
-        """All that a ramdisk depends on. A user's kernel counts, a package stays until refreshed."""
+        """All a ramdisk depends on. A user's kernel counts; a package stays until refreshed."""
         if os.environ.get("BOXGROVE_KERNEL"):
             files = kernel.given()
             assert files is not None
@@ -92,11 +92,11 @@ class BootStore:
     async def _make(
         self, place: Workshop, progress: Callable[[Progress], None], refresh: bool
     ) -> BootFiles:
-        progress(Progress("Compiling the guest agent"))
-        binary = await agent.provide(self._resources, self._machine, self._root / "agents", place)
+        binary = await agent.provide(
+            self._resources, self._machine, self._root / "agents", place, progress
+        )
         folder = await self._kernel(place, progress, refresh)
         about = json.loads((folder / "kernel.json").read_text())
-        progress(Progress("Writing the initial ramdisk"))
         initrd = await asyncio.to_thread(self._ramdisk, binary, folder, about, place)
         current = Current(
             made_from=self._made_from(about["source"]),

@@ -27,6 +27,7 @@ PACKAGES = (
     *("vim", "xz-utils"),
 )
 LEFT_OUT = ("/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/doc/*")
+APT_OPTIONS = ('APT::Install-Recommends "false"', 'Acquire::Languages "none"')
 KEPT = ("/usr/share/doc/*/copyright",)
 TEMPORARY_BYTES = 700 * MIB
 MODES = {"etc/sudoers.d/claw": 0o440}
@@ -84,7 +85,7 @@ class Debian:
         program = tool("mmdebstrap", "mmdebstrap")
         command = [program, "--verbose", "--variant=minbase", *more]
         command.append("--include=" + ",".join(PACKAGES))
-        command += ['--aptopt=APT::Install-Recommends "false"', '--aptopt=Acquire::Languages "none"']
+        command += [f"--aptopt={option}" for option in APT_OPTIONS]
         command += [f"--dpkgopt=path-exclude={pattern}" for pattern in LEFT_OUT]
         command += [f"--dpkgopt=path-include={pattern}" for pattern in KEPT]
         # The tree is thrown away if anything fails: no need to wait for the disk at every file.
@@ -106,7 +107,7 @@ class Debian:
         """What makes the plain tree a box's: no traces of the host, a user, our few files."""
         for pattern in ("dev/*", "run/*", "tmp/*", "var/log/apt", "var/log/*.log", "etc/*-"):
             tree.remove(pattern)
-        for pattern in ("var/lib/apt/lists/*", "var/cache/apt/*", "var/cache/debconf/*-old"):
+        for pattern in ("var/lib/apt/lists/*_*", "var/cache/apt/*.bin", "var/cache/debconf/*-old"):
             tree.remove(pattern)
         for pattern in ("etc/apt/apt.conf.d/99mmdebstrap", "etc/dpkg/dpkg.cfg.d/99mmdebstrap"):
             tree.remove(pattern)

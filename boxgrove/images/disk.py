@@ -1,4 +1,4 @@
-"""A tree of files becomes an ext4 filesystem in a qcow2 disk, with the right owners, without root."""
+"""A tree of files becomes an ext4 filesystem in a qcow2 disk: right owners, no root needed."""
 
 from __future__ import annotations
 

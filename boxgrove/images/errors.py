@@ -4,6 +4,8 @@
     ├── UnknownImage    unknown-image    no image and no recipe of that name
     ├── ImageFailed     image-failed     building stopped: a tool is missing, refused or was offline
     └── ImageInUse      image-in-use     boxes still stand on it
+
+Each says in its hint what to do about it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The initial ramdisk: the agent as /init, the drivers it loads, and nothing else.
 
 The archive (cpio, "newc") is written here, so that no `cpio` program is needed and the same input
-gives the same bytes. It is not compressed: under software emulation unpacking costs the guest
-more than QEMU's copying of a megabyte (measured on Debian's 6.1 cloud kernel, see `write`).
+gives the same bytes. It is not compressed: with half a megabyte, plain, gzip, lz4 and zstd start
+within 3 % of one another under software emulation (the kernel unpacks while it does other things).
 """
 
 from __future__ import annotations

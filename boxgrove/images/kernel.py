@@ -158,7 +158,11 @@ def _read(image: Path, tree: Path, source: str) -> Kernel:
     except OSError as error:
         raise _unreadable(image, error) from error
     # The two kinds of image QEMU can boot directly: x86 (bzImage) and arm64 (Image, PE or gzip).
-    magics = (head[0x202:0x206] == b"HdrS", head[56:60] == b"ARM\x64", head[:2] in (b"MZ", b"\x1f\x8b"))
+    magics = (
+        head[0x202:0x206] == b"HdrS",
+        head[56:60] == b"ARM\x64",
+        head[:2] in (b"MZ", b"\x1f\x8b"),
+    )
     if not any(magics):
         raise KernelMissing(f"{image} is not a Linux kernel image")
     return Kernel(tree.name, source, image, modules.load_order(tree))

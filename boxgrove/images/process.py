@@ -129,11 +129,14 @@ async def _read(process: asyncio.subprocess.Process, take: Callable[[str], None]
 
 async def _end(process: asyncio.subprocess.Process) -> None:
     """Make sure that nothing of the group is left, politely first."""
-    if process.returncode is None:
-        _signal(process.pid, signal.SIGTERM)
-        with suppress(TimeoutError):
-            await asyncio.shield(asyncio.wait_for(process.wait(), GRACE_S))
-    _signal(process.pid, signal.SIGKILL)
+    try:
+        if process.returncode is None:
+            _signal(process.pid, signal.SIGTERM)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), GRACE_S)
+    finally:
+        # Also when we are cancelled once more: whoever presses Ctrl-C twice is in a hurry.
+        _signal(process.pid, signal.SIGKILL)
     if process.returncode is None:
         await process.wait()
 

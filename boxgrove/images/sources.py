@@ -16,7 +16,9 @@ from boxgrove.images import apt
 DEFAULT_SUITE = "stable"
 _ALIASES = frozenset({"stable", "oldstable", "testing", "unstable", "sid"})
 _TAILS = ("", "-updates", "-security", "/updates")
-_ONE_LINE = re.compile(r"^deb\s+(?:\[(?P<options>[^\]]*)\]\s*)?(?P<uri>\S+)\s+(?P<suite>\S+)(?P<rest>.*)$")
+_ONE_LINE = re.compile(
+    r"^deb\s+(?:\[(?P<options>[^\]]*)\]\s*)?(?P<uri>\S+)\s+(?P<suite>\S+)(?P<rest>.*)$"
+)
 
 
 @dataclass(frozen=True, slots=True)

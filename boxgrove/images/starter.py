@@ -42,7 +42,7 @@ class Starter:
     def _key(self) -> str:
         total = hashlib.sha256(RECIPE.encode() + self._busybox.read_bytes())
         for path in self._files():
-            total.update(f"{path}\0".encode() + path.read_bytes())
+            total.update(f"{path.relative_to(self._skeleton)}\0".encode() + path.read_bytes())
         return f"{RECIPE} {total.hexdigest()}"
 
     async def plant(
@@ -89,7 +89,9 @@ async def _busybox(place: Workshop, progress: Callable[[Progress], None]) -> Pat
         return Path(found)
     hint = "Install the package busybox-static (Fedora and Arch: busybox)."
     if not apt.present():
-        raise ImageFailed("there is no static busybox, which the starter image is made of", hint=hint)
+        raise ImageFailed(
+            "there is no static busybox, which the starter image is made of", hint=hint
+        )
     folder = place.folder / "busybox"
     try:
         await apt.fetch(("busybox-static",), folder, place, "Fetching busybox", progress)

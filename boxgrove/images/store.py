@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -110,6 +109,8 @@ class ImageStore:
         for image in doomed:
             if image.digest in in_use:
                 raise ImageInUse(f"the image {image.name} ({image.digest[:12]}) is in use")
+        import shutil
+
         for image in doomed:
             try:
                 # Without its manifest it is no image any more, should we be stopped half way.

@@ -87,11 +87,13 @@ async def workshop(root: Path, name: str) -> AsyncIterator[Workshop]:
     except OSError as error:
         raise _fault(error, root) from error
     finally:
-        if place is not None:
-            place.log.close()
-            # In a thread it is out of reach of a second Ctrl-C, and finishes whatever comes.
-            await asyncio.shield(asyncio.to_thread(_discard, place.folder))
-        os.close(lock)
+        try:
+            if place is not None:
+                place.log.close()
+                # In a thread it is out of reach of a second Ctrl-C, and finishes whatever comes.
+                await asyncio.shield(asyncio.to_thread(_discard, place.folder))
+        finally:
+            os.close(lock)
 
 
 async def _lock(path: Path) -> int:

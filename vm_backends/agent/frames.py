@@ -6,6 +6,7 @@ keeper. Everything that comes in is bounded before it is kept.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -18,6 +19,7 @@ PADDING = bytes(MAX_PAYLOAD + 16)
 
 _HEADER = struct.Struct("<BBHII")
 _CHECK = struct.Struct("<I")
+_ZEROS = re.compile(rb"\0+")
 HEADER_SIZE = _HEADER.size
 OVERHEAD = HEADER_SIZE + _CHECK.size
 
@@ -93,8 +95,8 @@ class FrameReader:
             while len(buffer) - at >= HEADER_SIZE:
                 start, type_, zero, channel, length = _HEADER.unpack_from(buffer, at)
                 if start != START:
-                    if start == 0:
-                        at += 1
+                    if padding := _ZEROS.match(buffer, at):
+                        at = padding.end()
                         continue
                     raise StreamLost(f"byte {start:#x} is not the start of a frame")
                 if zero or length > MAX_PAYLOAD:

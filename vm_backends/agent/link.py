@@ -29,6 +29,9 @@ READ_SIZE = 256 * 1024
 MAX_DISCARDED = 64 * 1024 * 1024
 MAX_LOSSES = 3
 """How often a greeted guest may talk nonsense before we stop listening to it."""
+SPARE = 64 * 1024
+"""What a guest may send on a channel beside its credit (grants, gaps) between two of our frames."""
+_FRAME_COST = 64
 
 
 class Channel(Protocol):
@@ -55,6 +58,7 @@ class AgentLink:
         self._writer = writer
         self._sinks: dict[int, Sink] = {}
         self._allowance: dict[int, int] = {}
+        self._spare: dict[int, int] = {}
         self._next = 1
         self._hello: asyncio.Future[Hello] = asyncio.get_running_loop().create_future()
         self._hello.add_done_callback(_quiet)
@@ -72,16 +76,20 @@ class AgentLink:
 
     def resync(self) -> None:
         """Start the conversation over, in the middle of anything; open channels fail."""
+        if self._broken:
+            return
         nonce = os.urandom(frames.NONCE_SIZE)
         self._incoming = FrameReader(nonce)
-        self._fail_channels(GuestUnreachable("the connection to the guest was started over"))
         if self._hello.done():
             self._hello = asyncio.get_running_loop().create_future()
             self._hello.add_done_callback(_quiet)
         self._writer.write(frames.PADDING + frames.sync_record(nonce))
+        self._fail_channels(GuestUnreachable("the connection to the guest was started over"))
 
     async def greeting(self, deadline_s: float) -> Hello:
         """The agent's HELLO of this conversation; GuestUnreachable if it does not come in time."""
+        if self._broken:
+            raise self._broken
         try:
             return await asyncio.wait_for(asyncio.shield(self._hello), deadline_s)
         except TimeoutError:
@@ -107,6 +115,7 @@ class AgentLink:
         self._next += 1
         self._sinks[number] = sink
         self._allowance[number] = window
+        self._spare[number] = SPARE
         self._writer.write(frames.encode(Type.OPEN, number, payload))
         return number
 
@@ -116,12 +125,13 @@ class AgentLink:
             return
         if type_ == Type.CREDIT:
             self._allowance[number] += Unpacker(payload).u32()
+        self._spare[number] = SPARE
         self._writer.write(frames.encode(type_, number, payload))
 
     def abandon(self, number: int) -> None:
         """CLOSE: the guest is told, whatever still comes for the channel is dropped."""
         if self._sinks.pop(number, None) is not None and not self._broken:
-            self._allowance.pop(number, None)
+            del self._allowance[number], self._spare[number]
             self._writer.write(frames.encode(Type.CLOSE, number))
 
     async def drained(self) -> None:
@@ -140,7 +150,8 @@ class AgentLink:
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
         self._break(GuestUnreachable("the connection to the guest was closed"))
-        self._writer.close()
+        # Not close(): that waits for a guest to take what is unsent, and a paused one never will.
+        self._writer.transport.abort()
 
     # Inside
 
@@ -153,11 +164,18 @@ class AgentLink:
             self._break(GuestUnreachable(f"the guest's port failed: {error.strerror}"))
         except Fault as fault:
             self._break(fault)
+        except Exception:
+            self._break(GuestUnreachable("the connection to the guest failed inside Boxgrove"))
+            raise
 
     def _take(self, data: bytes) -> None:
         try:
-            for frame in self._incoming.feed(data):
+            incoming = self._incoming
+            for frame in incoming.feed(data):
                 self._dispatch(frame)
+                if incoming is not self._incoming:
+                    # Started over meanwhile: what follows belongs to the old conversation.
+                    break
         except (StreamLost, Malformed) as error:
             self._losses += 1
             if self._losses > MAX_LOSSES:
@@ -173,14 +191,22 @@ class AgentLink:
         sink = self._sinks.get(frame.channel)
         if sink is None:
             return
-        if frame.type in (Type.DATA, Type.DATA2):
-            left = self._allowance[frame.channel] - len(frame.payload)
-            if left < 0:
-                raise Malformed("more data than it was allowed to send")
-            self._allowance[frame.channel] = left
-        elif frame.type in ENDS:
-            del self._sinks[frame.channel], self._allowance[frame.channel]
+        if frame.type in ENDS:
+            del self._sinks[frame.channel]
+            del self._allowance[frame.channel], self._spare[frame.channel]
+        else:
+            self._charge(frame)
         sink(frame)
+
+    def _charge(self, frame: Frame) -> None:
+        """Data costs credit, every other frame costs a little: no channel can fill our memory."""
+        if frame.type in (Type.DATA, Type.DATA2) and frame.payload:
+            purse, cost = self._allowance, len(frame.payload)
+        else:
+            purse, cost = self._spare, len(frame.payload) + _FRAME_COST
+        if cost > purse[frame.channel]:
+            raise Malformed("more than it was allowed to send")
+        purse[frame.channel] -= cost
 
     def _take_control(self, frame: Frame) -> None:
         if frame.type == Type.HELLO:
@@ -197,7 +223,7 @@ class AgentLink:
             self.on_event(Unpacker(frame.payload).u8())
 
     def _fail_channels(self, fault: Fault) -> None:
-        sinks, self._sinks, self._allowance = self._sinks, {}, {}
+        sinks, self._sinks, self._allowance, self._spare = self._sinks, {}, {}, {}
         for sink in sinks.values():
             sink(fault)
 
@@ -225,6 +251,7 @@ class LinkChannel:
     async def receive(self) -> Frame:
         got = await self._frames.get()
         if isinstance(got, Fault):
+            self._frames.put_nowait(got)
             raise got
         return got
 

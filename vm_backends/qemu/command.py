@@ -61,7 +61,7 @@ def arguments(
     command = [str(binary), "-name", f"guest={_quoted(name)}"]
     command += ["-nodefaults", "-no-user-config", "-display", "none", "-S"]
     command += ["-machine", "q35,usb=off,vmport=off,suppress-vmdesc=on"]
-    command += _processor(accelerator)
+    command += processor(accelerator)
     command += ["-smp", str(cpus), "-m", f"{memory_mib}M"]
     command += ["-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,"
                 "resourcecontrol=deny"]  # fmt: skip
@@ -76,7 +76,7 @@ def arguments(
     return command
 
 
-def _processor(accelerator: str) -> list[str]:
+def processor(accelerator: str) -> list[str]:
     if accelerator == "kvm":
         return ["-accel", "kvm", "-cpu", "host"]
     return ["-accel", f"tcg,thread=multi,tb-size={TRANSLATION_CACHE_MIB}", "-cpu", "max"]
@@ -91,7 +91,7 @@ def _sockets(sockets: Sockets) -> list[str]:
         "-mon", "chardev=monitor,mode=control",
         *listening("console", sockets.console),
         "-serial", "chardev:console",
-        "-device", "virtio-serial-pci,max_ports=2",
+        "-device", "virtio-serial-pci,max_ports=4",
         *listening("agent", sockets.agent),
         "-device", f"virtserialport,chardev=agent,name={AGENT_PORT}",
     ]  # fmt: skip

@@ -158,6 +158,7 @@ struct launch {
     int stdio[3];
     bool terminal;
 };
+void launch_keep(struct reader *r);               /* see there */
 void spawn_setup(int cgroup_fd, bool protected);
 pid_t spawn(const struct launch *l, int *status_fd); /* or -errno; status_fd: see spawn_result */
 int spawn_result(int status_fd, char *message, size_t size); /* 0: runs, EAGAIN: not known yet */

@@ -297,6 +297,7 @@ void exec_open(struct channel *c, struct reader *r)
 {
     static char *env[MAX_ARGS], *argv[MAX_ARGS];
     static struct user user;
+    launch_keep(r);
     unsigned flags = read_u8(r);
     char *name = read_str(r), *cwd = read_str(r);
     read_list(r, env, MAX_ARGS);

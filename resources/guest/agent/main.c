@@ -78,7 +78,8 @@ void protect_self(void)
     bool protected = write_small("/proc/self/oom_score_adj", "-1000");
     spawn_setup(-1, protected);
     /* Pages are locked as they are touched: no more memory than before, but never paged out. */
-    mlockall(MCL_CURRENT | MCL_FUTURE | 4 /* MCL_ONFAULT */);
+    if (geteuid() == 0)
+        mlockall(MCL_CURRENT | MCL_FUTURE | 4 /* MCL_ONFAULT */);
     struct sched_param first = {.sched_priority = 1};
     sched_setscheduler(0, SCHED_RR | 0x40000000 /* SCHED_RESET_ON_FORK */, &first);
     struct rlimit files;

@@ -347,6 +347,7 @@ void session_open(struct channel *c, struct reader *r)
 {
     static char *env[MAX_ARGS], *argv[MAX_ARGS], dashed[264];
     static struct user user;
+    launch_keep(r);
     unsigned flags = read_u8(r);
     char *name = read_str(r), *as = read_str(r), *cwd = read_str(r);
     read_list(r, env, MAX_ARGS);

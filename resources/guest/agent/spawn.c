@@ -30,6 +30,15 @@ void spawn_setup(int cgroup_fd, bool protected)
     was_protected = protected;
 }
 
+/* The child reads its arguments from here: the stream's own buffer does not exist in it. */
+void launch_keep(struct reader *r)
+{
+    static uint8_t kept[MAX_PAYLOAD];
+    size_t length = (size_t)(r->end - r->at);
+    memcpy(kept, r->at, length);
+    *r = (struct reader){kept, kept + length, r->bad};
+}
+
 int pipe_pair(int ends[2])
 {
     return pipe2(ends, O_CLOEXEC) ? -errno : 0;

@@ -119,7 +119,10 @@ def test_a_missing_wall_leaves_the_others(missing: str) -> None:
     assert words[-1] == "/usr/bin/qemu"
     gone = str(getattr(WALLS, missing))
     assert gone not in words
-    assert sum(f"/usr/bin/{tool}" in words for tool in ("bwrap", "systemd-run", "prlimit", "nice")) == 3
+    assert (
+        sum(f"/usr/bin/{tool}" in words for tool in ("bwrap", "systemd-run", "prlimit", "nice"))
+        == 3
+    )
 
 
 def _pairs(words: list[str], flag: str) -> list[tuple[str, str]]:

@@ -1,0 +1,121 @@
+"""Real guests: one home for the whole run, boxes that tests share, evidence when one fails."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.homes import ROOT, Home
+from tests.helpers.terminals import Terminal
+
+CACHED = "BOXGROVE_TEST_IMAGES"
+"""A home whose images, kernel and verdicts are taken over: for developers; CI builds for real."""
+MAKE_S = 120
+BUILD_S = 1200
+
+MakeBox = Callable[..., str]
+OpenTerminal = Callable[..., Terminal]
+
+
+@pytest.fixture(scope="session")
+def home() -> Iterator[Home]:
+    made = Home.make()
+    if cached := os.environ.get(CACHED):
+        made.take_images_of(Path(cached))
+    before = {name: os.environ.get(name) for name in made.variables()}
+    os.environ.update(made.variables())
+    try:
+        made.ok("image", "build", "starter", timeout=BUILD_S)
+        yield made
+    finally:
+        try:
+            made.remove()
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+
+@pytest.fixture(scope="session")
+def cli(home: Home) -> Callable[..., object]:
+    return home.run
+
+
+@pytest.fixture(scope="module")
+def starter(home: Home, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The name of a small box that runs, shared by the tests of a module."""
+    name = re.sub(r"[^a-z]", "-", request.module.__name__.rsplit("test_", 1)[-1]) + "-box"
+    home.ok("create", name, "--image", "starter", "--memory", "256M", timeout=MAKE_S)
+    yield name
+    home.ok("rm", "--force", name, timeout=MAKE_S)
+
+
+@pytest.fixture(scope="session")
+def debian(home: Home) -> Iterator[str]:
+    """The name of a debian box that runs; its image is built the first time."""
+    home.ok("create", "deb", "--image", "debian", "--memory", "1G", timeout=BUILD_S)
+    yield "deb"
+    home.ok("rm", "--force", "deb", timeout=MAKE_S)
+
+
+@pytest.fixture
+def make_box(home: Home) -> Iterator[MakeBox]:
+    """Makes boxes that go with the test."""
+    made: list[str] = []
+
+    def make(name: str, *words: str) -> str:
+        made.append(name)
+        sizes = ("--image", "starter", "--memory", "256M")
+        home.ok("create", name, *sizes, *words, timeout=MAKE_S)
+        return name
+
+    yield make
+    for name in made:
+        if home.run("show", name).returncode == 0:
+            home.run("kill", name)
+            home.ok("rm", "--force", name, timeout=MAKE_S)
+
+
+@pytest.fixture(autouse=True)
+def end_commands(home: Home) -> Iterator[None]:
+    yield
+    home.end_commands()
+
+
+@pytest.fixture
+def open_terminal(home: Home) -> Iterator[OpenTerminal]:
+    """Opens commands of ours on terminals of their own, and ends them with the test."""
+    opened: list[Terminal] = []
+
+    def open_one(*words: str, columns: int = 80, rows: int = 24) -> Terminal:
+        command = [sys.executable, "-m", "boxgrove", *words]
+        opened.append(Terminal(command, home.environ, columns, rows))
+        return opened[-1]
+
+    yield open_one
+    for terminal in opened:
+        terminal.__exit__(None, None, None)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Iterator[None]:
+    """A test that fails leaves its boxes' logs in results/."""
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]  # pluggy types the yield as None
+    if not report.failed or not isinstance(item, pytest.Function):
+        return
+    target = ROOT / "results" / re.sub(r"[^\w.-]+", "_", item.name)
+    shutil.rmtree(target, ignore_errors=True)
+    for value in item.funcargs.values():
+        if isinstance(value, Home):
+            value.keep_evidence(target)
