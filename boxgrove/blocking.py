@@ -1,8 +1,8 @@
 """The library without an event loop, for scripts and notebooks.
 
-    with boxgrove.blocking.open_grove() as grove:
-        box = grove.create("try", image="starter")
-        print(box.exec("uname", "-a").stdout)
+with boxgrove.blocking.open_grove() as grove:
+    box = grove.create("try", image="starter")
+    print(box.exec("uname", "-a").stdout)
 """
 
 from __future__ import annotations
@@ -71,9 +71,7 @@ class Box:
     ) -> ExecResult:
         """Run a command to its end; its output is in the result."""
         return self._runner.run(
-            self._box.exec(
-                *argv, input=input, user=user, cwd=cwd, env=env, timeout_s=timeout_s
-            )
+            self._box.exec(*argv, input=input, user=user, cwd=cwd, env=env, timeout_s=timeout_s)
         )
 
     def sessions(self) -> list[SessionInfo]:

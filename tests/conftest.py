@@ -1,4 +1,4 @@
-"""How tests run: async tests on plain asyncio, a results folder for evidence, nothing left behind."""
+"""How tests run: async ones on plain asyncio, and nothing may be left running afterwards."""
 
 from __future__ import annotations
 

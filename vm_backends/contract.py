@@ -67,7 +67,7 @@ class Backend(Protocol):
         """The accelerator to use, proven by booting once; the verdict is kept in `cache`."""
 
     def check(self, spec: MachineSpec) -> Sequence[Problem]:
-        """What this host cannot give of a spec. Pure: looks at nothing but the spec and host size."""
+        """What this host cannot give of a spec. Pure: looks at the spec and the host's size."""
 
     async def create(self, spec: MachineSpec, home: Path) -> None:
         """Make the machine's own disk in `home` (an empty folder). Nothing runs yet.
@@ -121,10 +121,9 @@ class Machine(ABC):
 
         A paused guest is resumed for it. Returns once nothing of the machine runs.
         """
-        clean = True
         async with self._step(Verb.STOP, MachineState.STOPPING, MachineState.STOPPED):
-            clean = await self._stop(deadline_s)
-        return clean
+            return await self._stop(deadline_s)
+        raise AssertionError("a step neither returns nor swallows")
 
     async def kill(self) -> None:
         """Pull the plug, at any moment. Idempotent while the machine is alive.

@@ -27,7 +27,10 @@ def with_grove(work: Callable[..., Awaitable[T]]) -> Callable[..., T]:
             async with open_grove() as grove:
                 return await work(grove, *args, **kwargs)
 
-        return asyncio.run(session())
+        try:
+            return asyncio.run(session())
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
 
     return callback
 

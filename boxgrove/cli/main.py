@@ -110,7 +110,7 @@ def call(words: list[str] | None = None) -> int:
     except Fault as fault:
         return tell(fault)
     except (KeyboardInterrupt, click.Abort):
-        print(file=sys.stderr)
+        click.echo(err=True)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # Whoever read us has left; Python must not try to flush to them again at exit.

@@ -76,9 +76,14 @@ class ByteMeter:
 
 def _make_bar() -> Bar:
     from rich.console import Console
-    from rich.progress import BarColumn, SpinnerColumn, TaskProgressColumn, TextColumn
+    from rich.progress import (
+        BarColumn,
+        SpinnerColumn,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
     from rich.progress import Progress as Bar
-    from rich.progress import TimeElapsedColumn
 
     return Bar(
         SpinnerColumn(),

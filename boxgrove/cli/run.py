@@ -76,6 +76,8 @@ async def exec_command(
         return _refused(fault, command[0])
     except Fault as fault:
         return tell(fault, EXIT_OURS)
+    except BrokenPipeError:
+        return 128 + signal.SIGPIPE  # As in a pipe of ordinary commands: our reader has left.
     return result.shell_status
 
 

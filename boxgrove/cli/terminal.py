@@ -156,7 +156,7 @@ def _raw_terminal() -> Iterator[None]:
         yield
         return
     before = termios.tcgetattr(0)
-    tty.setraw(0)
+    tty.setraw(0, termios.TCSADRAIN)  # What was typed meanwhile is for the guest.
     try:
         yield
     finally:

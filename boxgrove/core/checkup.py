@@ -133,7 +133,9 @@ def _store(service: BoxService) -> list[Finding]:
         )
     else:
         count = len(service.store.boxes())
-        findings.append(Finding("index", Verdict.GOOD, f"sound, {count} {'box' if count == 1 else 'boxes'}"))
+        findings.append(
+            Finding("index", Verdict.GOOD, f"sound, {count} {'box' if count == 1 else 'boxes'}")
+        )
     free = shutil.disk_usage(home).free
     if free < LOW_SPACE:
         fix = "Free some space there, or set BOXGROVE_HOME to another disk."
@@ -165,9 +167,7 @@ def _builders() -> Finding:
         missing.append("a C compiler")
     if missing:
         detail = f"cannot build images without {', '.join(missing)}"
-        return Finding(
-            "builders", Verdict.POOR, detail, "Install the packages of the same names."
-        )
+        return Finding("builders", Verdict.POOR, detail, "Install the packages of the same names.")
     return Finding("builders", Verdict.GOOD, "all that images are built with is here")
 
 

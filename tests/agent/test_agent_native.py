@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.raw_client import RawClient
-from vm_backends.agent.frames import MAX_PAYLOAD, PADDING, Frame, encode, sync_record
+from vm_backends.agent.frames import MAX_PAYLOAD, Frame, encode, sync_record
 from vm_backends.agent.protocol import Kind, Packer, Type, Unpacker, open_payload
 
 EPROTO, ENOENT, EACCES, EMFILE, EINVAL = 71, 2, 13, 24, 22

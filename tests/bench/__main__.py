@@ -24,7 +24,9 @@ BOOTS = 5
 EXECS = 200
 MIB = 2**20
 COPY_BYTES = 96 * MIB
-FIND_PORT = 'for p in /sys/class/virtio-ports/*; do grep -q bench "$p/name" && echo "/dev/${p##*/}"; done'
+FIND_PORT = (
+    'for p in /sys/class/virtio-ports/*; do grep -q bench "$p/name" && echo "/dev/${p##*/}"; done'
+)
 
 
 async def main() -> int:

@@ -132,13 +132,11 @@ def test_a_command_may_handle_ctrl_c(home: Home, starter: str) -> None:
 
 
 def test_a_second_ctrl_c_is_for_us(home: Home, starter: str) -> None:
-    script = "trap '' INT; echo ready; exec sleep 87654"
+    script = "trap 'echo no' INT; echo ready; while :; do sleep 0.1; : 87654; done"
     running = home.start("exec", starter, "--", "sh", "-c", script)
     assert running.stdout and running.stdout.readline() == b"ready\n"
     running.send_signal(signal.SIGINT)
-    running.send_signal(signal.SIGINT)
-    with pytest.raises(subprocess.TimeoutExpired):
-        running.wait(0.5)
+    assert running.stdout.readline() == b"no\n"
     running.send_signal(signal.SIGINT)
     _, err = running.communicate(timeout=60)
     assert running.returncode == 130
@@ -228,7 +226,7 @@ def test_many_bytes_both_ways_in_little_memory(home: Home, starter: str, tmp_pat
 
 def test_a_reader_that_waits_stops_the_guest(home: Home, starter: str) -> None:
     """Nobody keeps what is not read: the guest's command stands still instead."""
-    script = "yes | tee /dev/stderr 2>/run/count"
+    script = "yes | tee /run/count"
     running = home.start("exec", starter, "--", "sh", "-c", script)
     assert running.stdout
 

@@ -42,9 +42,7 @@ class Entry:
     target: str = ""
 
     def pack(self) -> bytes:
-        head = _HEAD.pack(
-            ord(self.kind), self.mode, 0, 0, self.mtime_s, self.mtime_ns, self.size
-        )
+        head = _HEAD.pack(ord(self.kind), self.mode, 0, 0, self.mtime_s, self.mtime_ns, self.size)
         return Packer().raw(head).text(self.path).text(self.target).done()
 
 
@@ -235,7 +233,7 @@ class Receiver:
         parts = entry.path.split("/") if entry.path else []
         if any(part in ("", ".", "..") or "\0" in part for part in parts):
             raise GuestGarbage("the guest's archive names a path outside of itself")
-        if self._seen and not self._root_is_folder or (not self._seen and parts):
+        if (self._seen and not self._root_is_folder) or (not self._seen and parts):
             raise GuestGarbage("the guest's archive has no folder to put its files in")
         if not parts:
             if self._seen:
@@ -343,9 +341,7 @@ class _OpenFile:
         os.fchmod(self._descriptor, self.entry.mode & 0o1777)
         os.utime(self._descriptor, ns=(_ns(self.entry), _ns(self.entry)))
         os.close(self._descriptor)
-        os.rename(
-            self._temporary, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder
-        )
+        os.rename(self._temporary, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
         os.close(self._folder)
 
     def drop(self) -> None:

@@ -184,9 +184,7 @@ class GuestClient:
     ) -> ExecResult:
         """Run a command to its end: `start`, then `GuestCommand.finish`."""
         command = await self.start(*argv, user=user, cwd=cwd, env=env, stdin=input is not None)
-        return await command.finish(
-            input=input, timeout_s=timeout_s, stdout=stdout, stderr=stderr
-        )
+        return await command.finish(input=input, timeout_s=timeout_s, stdout=stdout, stderr=stderr)
 
     async def session(
         self,

@@ -99,9 +99,9 @@ class AgentLink:
 
     @property
     def greeted(self) -> Hello | None:
-        if self._hello.done() and not self._hello.cancelled() and not self._hello.exception():
-            return self._hello.result()
-        return None
+        if self._broken or not self._hello.done() or self._hello.cancelled():
+            return None
+        return None if self._hello.exception() else self._hello.result()
 
     # Channels
 

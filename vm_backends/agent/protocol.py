@@ -185,7 +185,11 @@ class Hello:
     def unpack(payload: bytes) -> Hello:
         take = Unpacker(payload)
         hello = Hello(
-            take.u16(), take.exactly(16).hex(), bool(take.u8()), take.text()[:256], take.text()[:256]
+            take.u16(),
+            take.exactly(16).hex(),
+            bool(take.u8()),
+            take.text()[:256],
+            take.text()[:256],
         )
         take.end()
         return hello

@@ -98,9 +98,7 @@ class Keeper:
         for client in list(self._clients):
             client.close()
 
-    async def _connected(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client = Client(self, reader, writer)
         self._clients.add(client)
         try:

@@ -32,7 +32,7 @@ class QemuBackend:
             await asyncio.to_thread(find_qemu)
         except EngineMissing as missing:
             lacking = Support(False, missing.message)
-            return {feature: lacking for feature in Feature}
+            return dict.fromkeys(Feature, lacking)
         later = Support(False, "snapshots are not built yet")
         return {
             Feature.RUN: Support(True),

@@ -86,7 +86,7 @@ def _bubblewrap(tool: Path, reach: Reach, binary: Path, info_fd: int) -> list[st
     if not any(binary.is_relative_to(folder) for folder in SYSTEM_FOLDERS):
         words += ["--ro-bind", str(binary.parent.parent), str(binary.parent.parent)]
     words += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
-    words += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]  # noqa: S108 (inside the wall)
+    words += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]
     for path in reach.readable:
         words += ["--ro-bind", str(path), str(path)]
     for path in reach.writable:
@@ -104,7 +104,7 @@ def _system_folder(folder: str) -> list[str]:
 
 @cache
 def find_walls() -> Walls:
-    """What this host has, tried once a process: a tool that is there but may not work is no wall."""
+    """What this host has, tried once a process: a tool that does not work is no wall."""
     bubblewrap, why = _working_bubblewrap()
     scope, why_scope = _working_scope()
     return Walls(

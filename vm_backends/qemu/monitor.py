@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,9 @@ class Monitor:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-        try:
+        # If it was gone already nothing is left to close.
+        with suppress(QMPError, OSError, EOFError, TimeoutError):
             await asyncio.wait_for(self._client.disconnect(), 2.0)
-        except (QMPError, OSError, EOFError, TimeoutError):
-            pass  # It was gone already: nothing is left to close.
 
     async def _events(self) -> None:
         async for message in self._listener:
