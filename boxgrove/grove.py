@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from boxgrove.core import sizes
+from boxgrove.core.errors import shown
 from boxgrove.core.model import Box as BoxRow
 from boxgrove.core.model import BoxStatus
 from boxgrove.core.paths import Paths
@@ -22,6 +23,7 @@ from boxgrove.images import Image, ImageStore
 from boxgrove.images.pretend import PretendImages
 from vm_backends.agent.client import ExecResult, GuestCommand, Metrics, Output
 from vm_backends.agent.pty import GuestTerminal, SessionInfo
+from vm_backends.errors import GuestRefused
 from vm_backends.events import Progress
 from vm_backends.spec import MIB
 from vm_backends.state import MachineState
@@ -143,9 +145,11 @@ class Box:
         found = await machine.guest.stat(target)
         if found and found.kind == "d":
             target = f"{target.rstrip('/')}/{origin.resolve().name}"
-        return await machine.guest.copy_in(
-            origin, target.rstrip("/") or "/", user=self._user(user), on_bytes=on_bytes
-        )
+        target = target.rstrip("/") or "/"
+        with _about(f"the box cannot write {shown(target, 120)}"):
+            return await machine.guest.copy_in(
+                origin, target, user=self._user(user), on_bytes=on_bytes
+            )
 
     async def copy_out(
         self, source: str, target: str | os.PathLike[str],
@@ -156,7 +160,8 @@ class Box:
         goal = Path(target)
         if goal.is_dir():
             goal = goal / (source.rstrip("/").rsplit("/", 1)[-1] or "root")
-        return await machine.guest.copy_out(source.rstrip("/") or "/", goal, on_bytes=on_bytes)
+        with _about(f"the box cannot read {shown(source, 120)}"):
+            return await machine.guest.copy_out(source.rstrip("/") or "/", goal, on_bytes=on_bytes)
 
     async def metrics(self) -> Metrics:
         """Processor, memory, disk and processes, as the guest counts them."""
@@ -243,6 +248,15 @@ async def open_grove(
         yield Grove(BoxService(paths, store, images, backend=chosen))
     finally:
         store.close()
+
+
+@contextmanager
+def _about(what: str) -> Iterator[None]:
+    """The guest says only why not; people also want to know what."""
+    try:
+        yield
+    except GuestRefused as refused:
+        raise GuestRefused(f"{what}: {refused.message}", errno=refused.errno) from refused
 
 
 def _bytes(size: str | int) -> int:

@@ -12,7 +12,7 @@ import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from boxgrove.core.errors import HomeUnwritable, RuntimeUnsafe, writing_in
 from boxgrove.core.names import is_id
@@ -91,20 +91,6 @@ class Paths:
 
     def _folders(self) -> Iterator[Path]:
         yield from (self.boxes, self.images, self.boot, self.trash, self.cache)
-
-
-def resource(name: str) -> Path:
-    """A file or folder of the top-level `resources/`, in a checkout or an installed wheel."""
-    wanted = PurePosixPath(name)
-    if wanted.is_absolute() or ".." in wanted.parts:
-        raise ValueError(f"{name!r} is not a name below resources/")
-    package = Path(__file__).resolve().parents[1]
-    # The wheel's own first: next to an installed package anybody may have a `resources` folder.
-    for root in (package / "_resources", package.parent / "resources"):
-        found = root / wanted
-        if found.exists():
-            return found
-    raise FileNotFoundError(f"this installation of Boxgrove lacks resources/{name}")
 
 
 def _home(environ: Mapping[str, str], platform: str) -> Path:

@@ -17,7 +17,7 @@ from boxgrove.images.workshop import MIB, Workshop
 from vm_backends.errors import NoSpace
 from vm_backends.events import Progress
 
-RECIPE = "debian-1"
+RECIPE = "debian-2"
 CLAW = (1000, 1000)
 PACKAGES = (
     # What a person, or an agent that works like one, reaches for on the first day. git is the
@@ -108,6 +108,9 @@ class Debian:
         for pattern in ("dev/*", "run/*", "tmp/*", "var/log/apt", "var/log/*.log", "etc/*-"):
             tree.remove(pattern)
         for pattern in ("var/lib/apt/lists/*_*", "var/cache/apt/*.bin", "var/cache/debconf/*-old"):
+            tree.remove(pattern)
+        # Owned by whoever fetched, which differs between root and others; apt makes them anew.
+        for pattern in ("var/lib/apt/lists/partial", "var/cache/apt/archives/partial"):
             tree.remove(pattern)
         for pattern in ("etc/apt/apt.conf.d/99mmdebstrap", "etc/dpkg/dpkg.cfg.d/99mmdebstrap"):
             tree.remove(pattern)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from boxgrove.images import manifest
 from boxgrove.images.errors import ImageFailed, ImageInUse, UnknownImage
 from boxgrove.images.manifest import Image, KnownImage
+from boxgrove.resources import resources as default_resources
 from vm_backends.events import Progress
 
 if TYPE_CHECKING:
@@ -23,13 +24,6 @@ DIGEST_LEAST = 12
 
 def _nobody(_: Progress) -> None:
     """The listener of a caller who does not want to know."""
-
-
-def default_resources() -> Path:
-    """The data folder: inside the installed package, or beside it in a source tree."""
-    package = Path(__file__).resolve().parents[1]
-    inside = package / "resources"
-    return inside if inside.is_dir() else package.parent / "resources"
 
 
 class ImageStore:

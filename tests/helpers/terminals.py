@@ -37,7 +37,7 @@ class Terminal:
         self.shown = b""
         self._read_to = 0
 
-    def type(self, text: str | bytes) -> None:
+    def keys(self, text: str | bytes) -> None:
         data = text.encode() if isinstance(text, str) else text
         while data:
             data = data[os.write(self._ours, data) :]

@@ -177,9 +177,9 @@ def test_a_terminal_on_request(
 def test_a_terminal_takes_keys(starter: str, open_terminal: OpenTerminal) -> None:
     script = "read line; echo got:$line; cat"
     terminal = open_terminal("exec", "-t", starter, "--", "sh", "-c", script)
-    terminal.type("some words\r")
+    terminal.keys("some words\r")
     terminal.expect("got:some words")
-    terminal.type(b"\x03")
+    terminal.keys(b"\x03")
     assert terminal.wait() == 130
 
 

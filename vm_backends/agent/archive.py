@@ -244,7 +244,7 @@ class Receiver:
             _make_folder(name, folder)
             self._folder_times.append((entry.path, entry))
         elif entry.kind == "l":
-            _make_link(entry.target, name, folder)
+            _make_link(entry, name, folder)
         else:
             self._file = _OpenFile(entry, name, folder)
 
@@ -358,13 +358,11 @@ def _make_folder(name: str, folder: int) -> None:
             raise
 
 
-def _make_link(target: str, name: str, folder: int) -> None:
-    try:
-        os.symlink(target, name, dir_fd=folder)
-    except FileExistsError:
-        temporary = f".boxgrove-{os.urandom(6).hex()}"
-        os.symlink(target, temporary, dir_fd=folder)
-        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+def _make_link(entry: Entry, name: str, folder: int) -> None:
+    temporary = f".boxgrove-{os.urandom(6).hex()}"
+    os.symlink(entry.target, temporary, dir_fd=folder)
+    os.utime(temporary, ns=(_ns(entry), _ns(entry)), dir_fd=folder, follow_symlinks=False)
+    os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def _ns(entry: Entry) -> int:

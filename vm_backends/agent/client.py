@@ -18,7 +18,7 @@ from vm_backends.agent.link import Channel, printable
 from vm_backends.agent.protocol import Kind, Packer, Type, Unpacker
 from vm_backends.agent.pty import GuestTerminal, SessionInfo
 from vm_backends.agent.stream import ChannelStream, exit_status
-from vm_backends.errors import Fault, GuestRefused, TimedOut
+from vm_backends.errors import GuestRefused, TimedOut
 
 Opener = Callable[[Kind, bytes], Awaitable[Channel]]
 Output = Callable[[bytes], Awaitable[None]]
@@ -234,18 +234,20 @@ class GuestClient:
         try:
             await stream.opened()
             sender = asyncio.create_task(archive.send(source, stream, on_bytes))
+            ending = asyncio.create_task(_ending(stream))
             try:
-                while (frame := await stream.read()).type not in (Type.EXIT, Type.CLOSED):
-                    pass
-                status, message = exit_status(frame)
+                # A source that cannot be read ends it as well: the guest would wait for more.
+                await asyncio.wait({sender, ending}, return_when=asyncio.FIRST_EXCEPTION)
+                if sender.done():
+                    sender.result()
+                status, message = await ending
             finally:
-                sender.cancel()
-                outcome = (await asyncio.gather(sender, return_exceptions=True))[0]
-            if isinstance(outcome, Fault):
-                raise outcome
+                for task in (sender, ending):
+                    task.cancel()
+                await asyncio.gather(sender, ending, return_exceptions=True)
             if status != 0:
                 raise GuestRefused(message or "the guest could not store it")
-            return outcome if isinstance(outcome, list) else []
+            return sender.result()
         finally:
             await stream.aclose()
 
@@ -290,6 +292,13 @@ class GuestClient:
         """Tell the guest who it is and what time it is."""
         packed = Packer().i64(clock_ns).text(hostname).text(machine_id)
         await self._ask(Kind.SETUP, packed.text(entropy.hex()).done(), 10)
+
+
+async def _ending(stream: ChannelStream) -> tuple[int, str]:
+    """Status and message of a transfer, once the guest has ended it."""
+    while (frame := await stream.read()).type not in (Type.EXIT, Type.CLOSED):
+        pass
+    return exit_status(frame)
 
 
 def _collect(into: bytearray) -> Output:

@@ -110,7 +110,7 @@ class Filesystem:
             node = self.lookup(path)
         except FileNotFoundError:
             node = Node("f", 0o644, self._now_ns())
-            self.place(path, node)
+            self.place(self._where_links_lead(path), node)
         if node.kind == "d":
             raise failure(errno.EISDIR, path)
         self.charge(len(data) - (0 if append else len(node.data)), path)
@@ -169,6 +169,16 @@ class Filesystem:
     def check_room(self, more: int, path: str) -> None:
         if more > 0 and self.used + more > CAPACITY:
             raise failure(errno.ENOSPC, path)
+
+    def _where_links_lead(self, path: str) -> str:
+        """A file written through a link that leads nowhere yet is made where it leads."""
+        for _ in range(_MAX_LINKS):
+            folder, name = self._parent(path)
+            there = folder.children.get(name)
+            if there is None or there.kind != "l":
+                return path
+            path = posixpath.join(posixpath.dirname(path), there.target)
+        raise failure(errno.ELOOP, path)
 
     def _parent(self, path: str) -> tuple[Node, str]:
         clean = posixpath.normpath(path)

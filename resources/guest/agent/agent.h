@@ -159,7 +159,7 @@ struct launch {
     bool terminal;
 };
 void launch_keep(struct reader *r);               /* see there */
-void spawn_setup(int cgroup_fd, bool protected);
+void spawn_setup(const int folders[2], bool protected); /* NULL: the cgroups stay as they are */
 pid_t spawn(const struct launch *l, int *status_fd); /* or -errno; status_fd: see spawn_result */
 int spawn_result(int status_fd, char *message, size_t size); /* 0: runs, EAGAIN: not known yet */
 int pipe_pair(int ends[2]);
@@ -197,7 +197,7 @@ void machine_name(const char *name);
 void machine_id(const char *id);
 void machine_random(void *into, size_t length);
 void protect_self(void);
-int limits_setup(void);                           /* the folder of the cgroup for work, or -1 */
+void limits_setup(int folders[2]);                /* cgroups for work, or -1: all, then spare */
 void power_now(enum power how) __attribute__((noreturn));
 void power_request(enum power how);
 void say(const char *format, ...) __attribute__((format(printf, 1, 2)));

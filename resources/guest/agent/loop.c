@@ -11,11 +11,12 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { EVENTS = 64, REAP_AT_ONCE = 256, MAX_DRAINS = 512, DRAIN_PAUSE_MS = 10 };
+enum { EVENTS = 64, REAP_AT_ONCE = 16, REAP_PAUSE_MS = 2, MAX_DRAINS = 512, DRAIN_PAUSE_MS = 10 };
 
 static int epoll_fd = -1;
 static struct watch signals = {-1, NULL};
 static bool dead_left, busy;
+static uint64_t reap_at;       /* not before this; 0: at once */
 
 uint64_t now_ms(void)
 {
@@ -109,9 +110,12 @@ static int drains_tick(void)
 
 /* ---- signals and the dead ---- */
 
+/* A few at a time, then a pause: we run before everybody else, and with thousands of children a
+ * wait is slow. The dead that wait hold their place in pids.max, which slows their maker down. */
 static void reap(void)
 {
     dead_left = false;
+    reap_at = 0;
     for (int i = 0; i < REAP_AT_ONCE; i++) {
         int status;
         pid_t pid = waitpid(-1, &status, WNOHANG);
@@ -121,6 +125,14 @@ static void reap(void)
             session_reaped(pid, status);
     }
     dead_left = true;
+    reap_at = now_ms() + REAP_PAUSE_MS;
+}
+
+/* Milliseconds until the next of the dead are due; -1: there are none. */
+static int reap_wait(void)
+{
+    uint64_t now = dead_left && reap_at ? now_ms() : 0;
+    return !dead_left ? -1 : now < reap_at ? (int)(reap_at - now) : 0;
 }
 
 static void signal_came(int number)
@@ -180,9 +192,9 @@ void loop_start(bool init)
 /* Input, processes, output: a few rounds, then a look at the descriptors again. */
 static bool work(void)
 {
+    if (reap_wait() == 0)
+        reap();
     for (int round = 0; round < 8; round++) {
-        if (dead_left)
-            reap();
         bool more = stream_parse();
         more |= sessions_pump();
         more |= channels_pump();
@@ -190,7 +202,7 @@ static bool work(void)
         more |= port_flush();
 #endif
         if (!more)
-            return dead_left;
+            return false;
     }
     return true;
 }
@@ -209,6 +221,7 @@ void loop_once(int most_ms)
     } else {
         wait = sooner(wait, drains_tick());
         wait = sooner(wait, port_tick());
+        wait = sooner(wait, reap_wait());
     }
     int n = epoll_wait(epoll_fd, events, EVENTS, wait);
     for (int i = 0; i < n; i++) {

@@ -76,12 +76,13 @@ void machine_random(void *into, size_t length)
 void protect_self(void)
 {
     bool protected = write_small("/proc/self/oom_score_adj", "-1000");
-    spawn_setup(-1, protected);
+    spawn_setup(NULL, protected);
     /* Pages are locked as they are touched: no more memory than before, but never paged out. */
     if (geteuid() == 0)
         mlockall(MCL_CURRENT | MCL_FUTURE | 4 /* MCL_ONFAULT */);
-    struct sched_param first = {.sched_priority = 1};
-    sched_setscheduler(0, SCHED_RR | 0x40000000 /* SCHED_RESET_ON_FORK */, &first);
+    /* By number: musl's own function of that name only says ENOSYS. */
+    const int priority = 1, reset_on_fork = 0x40000000;
+    syscall(SYS_sched_setscheduler, 0, SCHED_RR | reset_on_fork, &priority);
     struct rlimit files;
     if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
         if (is_init)
@@ -110,8 +111,11 @@ static void start(int port)
     stream_start();
     protect_self();
     loop_start(is_init);
-    if (is_init)
-        spawn_setup(limits_setup(), true);
+    if (is_init) {
+        int folders[2];
+        limits_setup(folders);
+        spawn_setup(folders, true);
+    }
     if (port >= 0)
         port_use(port);
 }

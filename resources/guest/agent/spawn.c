@@ -21,12 +21,13 @@ enum stage { AT_USER = 1, AT_CWD, AT_EXEC, AT_TERMINAL };
 /* What a child that could not become its command says through the status pipe. */
 struct failure { int32_t stage, error; };
 
-static int work_cgroup = -1;
+static int cgroups[2] = {-1, -1};
 static bool was_protected;
 
-void spawn_setup(int cgroup_fd, bool protected)
+void spawn_setup(const int folders[2], bool protected)
 {
-    work_cgroup = cgroup_fd;
+    if (folders)
+        memcpy(cgroups, folders, sizeof cgroups);
     was_protected = protected;
 }
 
@@ -45,30 +46,28 @@ int pipe_pair(int ends[2])
 }
 
 #ifndef BOXGROVE_FUZZ
-/* Straight into the cgroup for work: moving there later waits for an RCU grace period. Only when
- * that is refused (its pids.max is reached) the slow way, which has no limit. */
+/* Straight into its cgroup: moving there later waits for an RCU grace period, which takes seconds
+ * just when the guest is busiest. */
 static pid_t fork_for_work(bool *move)
 {
     static bool lacking;
     *move = false;
-    if (work_cgroup >= 0 && !lacking) {
+    for (int i = 0; i < 2 && cgroups[i] >= 0 && !lacking; i++) {
         const uint64_t into_cgroup = 0x200000000ull;
-        uint64_t args[11] = {[0] = into_cgroup, [4] = SIGCHLD, [10] = (uint64_t)work_cgroup};
+        uint64_t args[11] = {[0] = into_cgroup, [4] = SIGCHLD, [10] = (uint64_t)cgroups[i]};
         long pid = syscall(SYS_clone3, args, sizeof args);
         if (pid >= 0)
             return (pid_t)pid;
         lacking = errno == ENOSYS || errno == EINVAL || errno == E2BIG;
-        *move = true;
-    } else if (work_cgroup >= 0) {
-        *move = true;
     }
+    *move = lacking && cgroups[0] >= 0;
     return fork();
 }
 
 static void become_ordinary(bool move)
 {
     int fd;
-    if (move && (fd = openat(work_cgroup, "cgroup.procs", O_WRONLY | O_CLOEXEC)) >= 0) {
+    if (move && (fd = openat(cgroups[0], "cgroup.procs", O_WRONLY | O_CLOEXEC)) >= 0) {
         (void)!write(fd, "0", 1);
         close(fd);
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from vm_backends.agent import frames
@@ -17,10 +17,12 @@ FRAME = st.builds(
     Frame,
     st.integers(0, 255),
     st.integers(0, 2**32 - 1),
-    st.binary(max_size=200) | st.integers(0, frames.MAX_PAYLOAD).map(bytes),
+    st.binary(max_size=200) | st.integers(0, 3000).map(bytes),
 )
 FRAMES = st.lists(FRAME, max_size=8)
 NONCE = st.binary(min_size=16, max_size=16)
+STEADY = settings(deadline=None)
+"""A busy computer is no failure."""
 
 
 def wire(some: list[Frame]) -> bytes:
@@ -40,17 +42,20 @@ def read(data: bytes, step: int, nonce: bytes | None = None) -> tuple[list[Frame
     return found, False
 
 
+@STEADY
 @given(FRAMES)
 def test_round_trip(some: list[Frame]) -> None:
     assert read(wire(some), BOUND) == (some, False)
 
 
+@STEADY
 @given(FRAMES, st.integers(0, 300), st.integers(1, 5000))
 def test_padding_means_nothing(some: list[Frame], zeros: int, step: int) -> None:
     data = b"".join(bytes(zeros) + frames.encode(*frame) for frame in some) + bytes(zeros)
     assert read(data, step) == (some, False)
 
 
+@STEADY
 @given(st.data(), st.binary(max_size=100), FRAMES)
 def test_pieces_do_not_matter(data: st.DataObject, tail: bytes, some: list[Frame]) -> None:
     raw = bytearray(wire(some) + tail)
@@ -62,6 +67,7 @@ def test_pieces_do_not_matter(data: st.DataObject, tail: bytes, some: list[Frame
     assert read(pieces, 7) == whole
 
 
+@STEADY
 @given(st.binary(max_size=3000), FRAMES, NONCE, st.integers(1, 4000))
 def test_sync_is_found_anywhere(before: bytes, some: list[Frame], nonce: bytes, step: int) -> None:
     record = frames.sync_record(nonce)
@@ -70,6 +76,7 @@ def test_sync_is_found_anywhere(before: bytes, some: list[Frame], nonce: bytes, 
     assert read(data, step, nonce) == (some, False)
 
 
+@STEADY
 @given(st.binary(max_size=500), NONCE, NONCE)
 def test_another_ones_sync_is_not_ours(before: bytes, ours: bytes, theirs: bytes) -> None:
     reader = FrameReader(ours)
@@ -79,10 +86,17 @@ def test_another_ones_sync_is_not_ours(before: bytes, ours: bytes, theirs: bytes
     assert not reader.synced
 
 
+@STEADY
 @given(st.binary(max_size=4000), st.integers(1, 500))
 def test_nonsense_is_lost_and_never_kept(data: bytes, step: int) -> None:
     read(data, step)
     assert read(data, step, bytes(16))[1] is False
+
+
+@pytest.mark.parametrize("step", [1, 7, 65536, BOUND * 3])
+def test_the_largest_frames(step: int) -> None:
+    some = [Frame(5, number, bytes([number]) * frames.MAX_PAYLOAD) for number in (1, 2, 3)]
+    assert read(wire(some), step) == (some, False)
 
 
 def test_waiting_for_a_sync_keeps_no_more_than_a_record() -> None:

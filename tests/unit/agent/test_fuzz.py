@@ -166,11 +166,11 @@ def _set(event: asyncio.Event, got: Frame | Fault) -> None:
 async def _talk_wildly(chance: random.Random, peer: Peer, host: link.AgentLink, told: Told) -> int:
     count = 0
     while host.greeted and count < 20 * BATCH:
+        done = asyncio.Event()
+        last = host.attach(open_payload(Kind.PING), 0, partial(_set, done))
         batch = list(some_frames(chance, BATCH, told.open(host)))
         if chance.random() < 0.05:
             batch.append(Frame(chance.choice((Type.HELLO, Type.EVENT)), 0, chance.randbytes(30)))
-        done = asyncio.Event()
-        last = host.attach(open_payload(Kind.PING), 0, partial(_set, done))
         raw = b"".join(frames.encode(*frame) for frame in [*batch, Frame(Type.REPLY, last, b"")])
         count += BATCH
         if chance.random() < 0.05:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vm_backends.agent.link import printable, refusal
@@ -43,6 +43,8 @@ HELLO = st.builds(
     kernel=TEXT.map(lambda text: text[:200]),
     hostname=TEXT.map(lambda text: text[:200]),
 )
+STEADY = settings(deadline=None)
+"""A busy computer is no failure."""
 
 
 def packed(fields: list[tuple[str, Any]]) -> bytes:
@@ -52,6 +54,7 @@ def packed(fields: list[tuple[str, Any]]) -> bytes:
     return packer.done()
 
 
+@STEADY
 @given(st.lists(FIELD, max_size=10))
 def test_fields_round_trip(fields: list[tuple[str, Any]]) -> None:
     take = Unpacker(packed(fields))
@@ -59,6 +62,7 @@ def test_fields_round_trip(fields: list[tuple[str, Any]]) -> None:
     take.end()
 
 
+@STEADY
 @given(st.lists(FIELD, min_size=1, max_size=10), st.data())
 def test_a_cut_payload_is_malformed(fields: list[tuple[str, Any]], data: st.DataObject) -> None:
     raw = packed(fields)
@@ -68,6 +72,7 @@ def test_a_cut_payload_is_malformed(fields: list[tuple[str, Any]], data: st.Data
             getattr(take, name)()
 
 
+@STEADY
 @given(st.binary(max_size=400), st.lists(st.sampled_from([*FIELDS, "blob", "rest"]), max_size=10))
 def test_nonsense_is_a_value_or_malformed(raw: bytes, names: list[str]) -> None:
     take = Unpacker(raw)
@@ -80,11 +85,13 @@ def test_nonsense_is_a_value_or_malformed(raw: bytes, names: list[str]) -> None:
         pass
 
 
+@STEADY
 @given(HELLO)
 def test_hello_round_trip(hello: Hello) -> None:
     assert Hello.unpack(hello.pack()) == hello
 
 
+@STEADY
 @given(st.binary(max_size=200), HELLO, st.data())
 def test_hostile_hello(raw: bytes, hello: Hello, data: st.DataObject) -> None:
     spoiled = bytearray(hello.pack())
@@ -97,6 +104,7 @@ def test_hostile_hello(raw: bytes, hello: Hello, data: st.DataObject) -> None:
         assert len(got.kernel) <= 256 and len(got.hostname) <= 256
 
 
+@STEADY
 @given(st.binary(max_size=2000))
 def test_what_a_guest_says_is_safe_to_print(raw: bytes) -> None:
     shown = printable(raw.decode("utf-8", "surrogateescape"))

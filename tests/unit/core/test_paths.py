@@ -7,7 +7,6 @@ import shutil
 import socket
 import stat
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 
 from boxgrove.core.errors import HomeUnwritable, RuntimeUnsafe
 from boxgrove.core.model import new_id
-from boxgrove.core.paths import SOCKET_LIMIT, Paths, resource
+from boxgrove.core.paths import SOCKET_LIMIT, Paths
 
 Start = Callable[..., "subprocess.Popen[str]"]
 Finish = Callable[..., str]
@@ -199,33 +198,3 @@ def test_a_box_id_is_never_a_path(tmp_path: Path) -> None:
             paths.box(bad)
         with pytest.raises(ValueError, match="not the id"):
             paths.box_run(bad)
-
-
-def test_resources_of_the_checkout() -> None:
-    assert resource("guest/PROTOCOL.md").read_text().startswith("#")
-    with pytest.raises(FileNotFoundError, match="lacks resources/guest/nothing"):
-        resource("guest/nothing")
-    for bad in ("../pyproject.toml", "/etc/passwd"):
-        with pytest.raises(ValueError, match="not a name"):
-            resource(bad)
-
-
-def test_resources_of_an_installed_wheel(tmp_path: Path) -> None:
-    root = Path(__file__).resolve().parents[3]
-    for package in ("boxgrove/core", "vm_backends"):
-        shutil.copytree(root / package, tmp_path / package)
-    (tmp_path / "boxgrove" / "_resources" / "guest").mkdir(parents=True)
-    (tmp_path / "boxgrove" / "_resources" / "guest" / "x").write_text("ours")
-    (tmp_path / "resources" / "guest").mkdir(parents=True)
-    (tmp_path / "resources" / "guest" / "x").write_text("somebody else's")
-    code = "from boxgrove.core.paths import resource; print(resource('guest/x').read_text())"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(tmp_path)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout == "ours\n"

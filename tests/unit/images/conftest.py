@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from boxgrove.images import ImageStore
-from boxgrove.images.store import default_resources
+from boxgrove.resources import resources as default_resources
 
 AGENT = "int main(void) { return 0; }\n"
 RELEASE = "6.1.0-test"

@@ -9,7 +9,7 @@ import pytest
 from boxgrove.images import ImageFailed, apt, debian, sources
 from boxgrove.images.debian import Debian, InstallWatcher
 from boxgrove.images.process import ToolFailed
-from boxgrove.images.store import default_resources
+from boxgrove.resources import resources as default_resources
 from boxgrove.images.tree import Tree
 from vm_backends.events import Progress
 
