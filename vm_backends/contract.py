@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -131,8 +131,13 @@ class Machine(ABC):
         Does not wait for another verb to finish: that verb then fails.
         """
         self._refuse_unless(Verb.KILL)
-        await self._kill()
-        self._publish(MachineState.STOPPED)
+
+        async def end() -> None:
+            await self._kill()
+            self._publish(MachineState.STOPPED)
+
+        # A caller who is cancelled stops waiting; the plug is pulled all the same.
+        await asyncio.shield(asyncio.ensure_future(end()))
 
     @property
     def link(self) -> AgentLink:
@@ -219,8 +224,12 @@ class Machine(ABC):
                 self._publish(then)
 
     async def _publish_truth(self, error: BaseException) -> None:
-        """After a failed or cancelled verb: never guess, ask."""
-        state, why = await asyncio.shield(self._look())
+        """After a failed or cancelled verb: never guess, ask, even if cancelled again."""
+        looking = asyncio.ensure_future(self._look())
+        while not looking.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.shield(looking)
+        state, why = looking.result()
         if state is MachineState.CRASHED and isinstance(error, Fault):
             why = error.message
         self._publish(state, why)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -78,9 +79,10 @@ async def fetch(
 
 
 def reason(output: str) -> str:
-    """The line of apt's output that says what is wrong."""
+    """What apt says is wrong, without the address it says it about."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     for line in lines:
-        if line.startswith(("E:", "Err:")):
-            return line.partition(":")[2].strip()
+        if line.startswith("E:"):
+            failed = re.match(r"E: Failed to fetch \S+\s+(.+)", line)
+            return failed[1] if failed else line.removeprefix("E:").strip()
     return lines[-1] if lines else "apt gave no reason"

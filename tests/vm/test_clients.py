@@ -92,11 +92,13 @@ def test_two_viewers_of_one_session(starter: str, open_terminal: OpenTerminal) -
 def test_a_new_size_reaches_the_guest(starter: str, open_terminal: OpenTerminal) -> None:
     terminal = open_terminal("shell", starter, columns=91, rows=33)
     ask(terminal, "stty size", "33 91")
-    terminal.keys("trap 'echo si\"\"ze:$(stty size)' WINCH; echo tr''apped\r")
-    terminal.expect("trapped")
+    script = "trap 'echo now:$(stty size)' WINCH; echo set''up; while :; do sleep 0.1; done"
+    terminal.keys(f'sh -c "{script.replace("$", chr(92) + "$")}"\r')
+    terminal.expect("setup\r")
     terminal.resize(120, 40)
-    terminal.expect("size:40 120")
-    terminal.keys("exit\r")
+    terminal.expect("now:40 120")
+    terminal.keys(CTRL_C)
+    terminal.keys("exit 0\r")
     assert terminal.wait() == 0
 
 

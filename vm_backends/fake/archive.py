@@ -24,7 +24,7 @@ def entry(kind: str, node: Node, path: str, target: str = "") -> bytes:
 
 
 def pack(node: Node, *, listing: bool) -> Iterator[bytes]:
-    """A file, link or tree in pieces; a listing has headers only, of one level."""
+    """A file, link or tree in pieces; a listing is one level, its files without content."""
     yield from _one(node, "", listing=listing)
     yield from _below(node, "", listing=listing)
     yield entry("e", Node("e", 0), "")
@@ -39,8 +39,8 @@ def _below(folder: Node, prefix: str, *, listing: bool) -> Iterator[bytes]:
 
 def _one(node: Node, path: str, *, listing: bool) -> Iterator[bytes]:
     yield entry(node.kind, node, path, node.target)
-    if node.kind == "f" and not listing:
-        data = bytes(node.data)
+    if node.kind == "f":
+        data = b"" if listing else bytes(node.data)
         for at in range(0, len(data), _CHUNK):
             piece = data[at : at + _CHUNK]
             yield struct.pack("<I", len(piece)) + piece

@@ -157,12 +157,15 @@ class Kinds:
         variables, argv = take.texts(), take.texts()
         columns, rows = take.u16(), take.u16()
         take.end()
+        if len(name.encode("utf-8", "surrogateescape")) > 64 or not name.isprintable():
+            raise failure(errno.EINVAL, "session name")
         there = self._sessions.get(name)
         if there is not None and flags & 2:
             raise failure(errno.EEXIST, name)
-        if there is None and name and not flags & 1:
+        if there is None and not flags:
             raise failure(errno.ENOENT, name)
         session = there or self._new_session(name, user, cwd, variables, argv, columns, rows)
+        session.resize(columns, rows)
         session.attach(channel)
         assert session.process is not None
         replay = session.ring.end - session.ring.start

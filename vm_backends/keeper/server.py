@@ -19,7 +19,7 @@ from vm_backends.agent import frames
 from vm_backends.agent.client import GuestClient
 from vm_backends.agent.frames import Frame, FrameReader, StreamLost
 from vm_backends.agent.link import AgentLink
-from vm_backends.agent.protocol import ENDS, Malformed, Type, Unpacker
+from vm_backends.agent.protocol import ENDS, Malformed, Packer, Type, Unpacker
 from vm_backends.contract import Machine
 from vm_backends.errors import Fault, Unsupported
 from vm_backends.events import MachineEvent, StateChanged
@@ -230,10 +230,10 @@ class Client:
     def _open(self, payload: bytes) -> None:
         try:
             take = Unpacker(payload)
-            take.u8()
-            window = min(take.u32(), MAX_REQUEST_WINDOW)
+            kind, window = take.u8(), min(take.u32(), MAX_REQUEST_WINDOW)
+            bounded = Packer().u8(kind).u32(window).raw(take.rest()).done()
             self._link = self._keeper.link()
-            self._channel = self._link.attach(payload, window, self._hand_back)
+            self._channel = self._link.attach(bounded, window, self._hand_back)
         except Fault as fault:
             self._hand_back(fault)
 

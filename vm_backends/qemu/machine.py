@@ -75,11 +75,12 @@ class QemuMachine(Machine):
             self._launched = await launch.launch(
                 self.spec, self._command, self._reach(), self.run, self.home / "qemu.log"
             )
-            self._mark = self._launched.mark
-            self._write_runtime()
-            await self._unless_gone(self._connect())
-            await self._unless_gone(self._monitor.execute("cont"))
-            await self._unless_gone(self._greeting(BOOT_DEADLINE_S.get(self._accelerator, 60.0)))
+            mark = self._mark = self._launched.mark
+            self._write_runtime(mark)
+            await self._unless_gone(mark, self._connect())
+            await self._unless_gone(mark, self._monitor.execute("cont"))
+            deadline_s = BOOT_DEADLINE_S.get(self._accelerator, 60.0)
+            await self._unless_gone(mark, self._greeting(deadline_s))
         except BaseException:
             await asyncio.shield(self._kill())
             raise
@@ -214,24 +215,25 @@ class QemuMachine(Machine):
         await orphan.aclose()
 
     async def _connect(self) -> None:
-        await self._console.connect(self.run / launch.CONSOLE)
-        reader, writer = await asyncio.open_unix_connection(
-            str(self.run / launch.AGENT), limit=1024 * 1024
-        )
+        try:
+            await self._console.connect(self.run / launch.CONSOLE)
+            reader, writer = await asyncio.open_unix_connection(
+                str(self.run / launch.AGENT), limit=1024 * 1024
+            )
+        except OSError as error:
+            raise EngineFailed(f"QEMU's sockets are gone: {error.strerror}") from error
         self._agent = AgentLink(reader, writer)
         self._agent.on_hello = self._on_hello
         self._agent.start()
         await self._monitor.connect(self.run / launch.MONITOR)
 
     async def _greeting(self, deadline_s: float) -> None:
-        assert self._agent
-        await self._agent.greeting(deadline_s)
+        await self._link().greeting(deadline_s)
 
-    async def _unless_gone(self, work: Awaitable[T]) -> T:
+    async def _unless_gone(self, mark: ProcessMark, work: Awaitable[T]) -> T:
         """Await something that only a live QEMU can finish; its last words if it dies first."""
-        assert self._mark
         task = asyncio.ensure_future(work)
-        gone = asyncio.create_task(wait_gone(self._mark))
+        gone = asyncio.create_task(wait_gone(mark))
         try:
             await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not gone.done():
@@ -333,12 +335,11 @@ class QemuMachine(Machine):
         for name in (launch.MONITOR, launch.AGENT, launch.CONSOLE):
             (self.run / name).unlink(missing_ok=True)
 
-    def _write_runtime(self) -> None:
-        assert self._mark
+    def _write_runtime(self, mark: ProcessMark) -> None:
         data = {
-            "pid": self._mark.pid,
-            "started": self._mark.started,
-            "boot_id": self._mark.boot_id,
+            "pid": mark.pid,
+            "started": mark.started,
+            "boot_id": mark.boot_id,
             "accelerator": self._accelerator,
         }
         temporary = self.home / f"{RUNTIME}.new"

@@ -100,7 +100,7 @@ struct channel {
     uint32_t id;                                  /* 0: free */
     const struct channel_ops *ops;
     uint64_t credit;                              /* what we may send */
-    uint32_t window, owed;                        /* what the host may send; eaten, not given back */
+    uint32_t window, owed;                        /* the host may send; eaten, not told yet */
     uint32_t give_back;                           /* the amount worth a CREDIT frame */
     bool host_eof;
 };
@@ -207,7 +207,7 @@ bool write_small(const char *path, const char *text);
 /* ---- what a fuzz build replaces ---- */
 
 #ifdef BOXGROVE_FUZZ
-pid_t fuzz_fork(const struct launch *l);
+pid_t fuzz_fork(const struct launch *l, int status_fd);
 int fuzz_kill(pid_t pid, int number);
 const char *fuzz_path(const char *path);
 int fuzz_symlinkat(const char *target, int folder, const char *name);

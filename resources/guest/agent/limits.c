@@ -25,6 +25,9 @@ void limits_setup(int folders[2])
     char text[32];
     struct sysinfo info;
     folders[0] = folders[1] = -1;
+    /* Every command and terminal is a session: one that floods the processor leaves the others
+     * their share. */
+    write_small("/proc/sys/kernel/sched_autogroup_enabled", "1");
     if (mkdir(CGROUP "/work", 0755) && access(CGROUP "/work", F_OK))
         return;
     write_small(CGROUP "/cgroup.subtree_control", "+pids");

@@ -198,9 +198,7 @@ static bool work(void)
         bool more = stream_parse();
         more |= sessions_pump();
         more |= channels_pump();
-#ifndef BOXGROVE_FUZZ
         more |= port_flush();
-#endif
         if (!more)
             return false;
     }

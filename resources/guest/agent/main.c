@@ -92,6 +92,7 @@ void protect_self(void)
     }
 }
 
+#ifndef BOXGROVE_FUZZ
 /* 0, 1 and 2 are always taken, so that no pipe of ours ever gets one of these numbers. */
 static void fill_stdio(void)
 {
@@ -149,7 +150,6 @@ static int serve(int argc, char **argv)
     loop_run();
 }
 
-#ifndef BOXGROVE_FUZZ
 int main(int argc, char **argv)
 {
     if (getpid() != 1)

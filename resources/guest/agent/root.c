@@ -1,4 +1,4 @@
-/* From the initial ramdisk to the box's own disk: mount, grow, and give the ramdisk's memory back. */
+/* From the ramdisk to the disk of the box: mount, grow, and give the memory of the ramdisk back. */
 #include "agent.h"
 
 #include <dirent.h>

@@ -1,4 +1,4 @@
-/* A session and its viewers, shared by session.c (what happens) and terminal.c (how one is made). */
+/* A session and its viewers: session.c is what happens, terminal.c how one is made. */
 #ifndef BOXGROVE_SESSION_H
 #define BOXGROVE_SESSION_H
 

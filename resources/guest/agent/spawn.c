@@ -159,7 +159,7 @@ pid_t spawn(const struct launch *l, int *status_fd)
     if (error)
         return error;
 #ifdef BOXGROVE_FUZZ
-    pid_t pid = fuzz_fork(l);
+    pid_t pid = fuzz_fork(l, ends[1]);
 #else
     bool move;
     pid_t pid = fork_for_work(&move);

@@ -9,8 +9,8 @@ import pytest
 from boxgrove.images import ImageFailed, apt, debian, sources
 from boxgrove.images.debian import Debian, InstallWatcher
 from boxgrove.images.process import ToolFailed
-from boxgrove.resources import resources as default_resources
 from boxgrove.images.tree import Tree
+from boxgrove.resources import resources as default_resources
 from vm_backends.events import Progress
 
 DEB822 = """\

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from boxgrove.images import kernel
+from boxgrove.images import apt, kernel
 from tests.unit.images.conftest import RELEASE, MakeKernel
 from vm_backends.errors import KernelMissing
 
@@ -50,3 +50,15 @@ async def test_the_hosts_kernel_is_found(make_kernel: MakeKernel, tmp_path: Path
 async def test_a_host_without_a_kernel_has_none(tmp_path: Path) -> None:
     assert await kernel.from_host(tmp_path) is None
     assert kernel.none_found(tmp_path).hint
+
+
+def test_apts_reason_is_given_without_its_addresses() -> None:
+    offline = (
+        "Err:1 http://mirror.example/debian bookworm/main amd64 linux-image amd64 6.1\n"
+        "  Temporary failure resolving 'mirror.example'\n"
+        "E: Failed to fetch http://mirror.example/linux.deb  Temporary failure resolving 'mirror'\n"
+        "E: Some files failed to download\n"
+    )
+    assert apt.reason(offline) == "Temporary failure resolving 'mirror'"
+    assert apt.reason("E: Unable to locate package linux") == "Unable to locate package linux"
+    assert apt.reason("") == "apt gave no reason"

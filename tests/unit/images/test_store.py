@@ -166,8 +166,7 @@ async def test_the_disk_is_clean_and_owners_are_right(
         monkeypatch.setattr(disk, "_as_root", nobody)
     image = await store.build("starter")
     raw = tmp_path / "raw"
-    convert = ["qemu-img", "convert", "-f", "qcow2", "-O", "raw", str(image.disk), str(raw)]
-    subprocess.run(convert, check=True)
+    run("qemu-img", "convert", "-f", "qcow2", "-O", "raw", str(image.disk), str(raw))
     assert raw.stat().st_size == image.virtual_bytes
     check = run("e2fsck", "-fn", str(raw))
     assert check.returncode == 0, check.stdout

@@ -161,8 +161,7 @@ async def test_a_disk_too_small_is_refused_before_the_work(tmp_path: Path) -> No
 async def test_a_full_disk_is_no_space(tmp_path: Path) -> None:
     with pytest.raises(NoSpace):
         async with workshop(tmp_path, "full"):
-            with Path("/dev/full").open("w") as file:
-                file.write("x")
+            Path("/dev/full").write_text("x")
 
 
 async def test_a_place_that_cannot_be_written_says_so(tmp_path: Path) -> None:
@@ -185,9 +184,7 @@ async def test_folders_without_rights_are_removed_all_the_same(tmp_path: Path) -
 async def test_output_comes_in_lines_however_it_ends_them(tmp_path: Path) -> None:
     log = BuildLog(tmp_path / "log")
     seen: list[str] = []
-    output = await process.run(
-        ["printf", "10%%\\r20%%\\rdone\\nlast"], log, on_line=seen.append
-    )
+    output = await process.run(["printf", "10%%\\r20%%\\rdone\\nlast"], log, on_line=seen.append)
     log.close()
     assert seen == ["10%", "20%", "done", "last"]
     assert output == "\n".join(seen)
