@@ -84,6 +84,10 @@ class Debian:
     ) -> str:
         program = tool("mmdebstrap", "mmdebstrap")
         command = [program, "--verbose", "--variant=minbase", *more]
+        if os.geteuid() == 0:
+            # As root it mounts /proc and parts of /dev into its tree. In a mount namespace of its
+            # own these vanish with it, even when it is killed, and nothing of the host is in reach.
+            command = [tool("unshare", "util-linux"), "--mount", "--", *command]
         command.append("--include=" + ",".join(PACKAGES))
         command += [f"--aptopt={option}" for option in APT_OPTIONS]
         command += [f"--dpkgopt=path-exclude={pattern}" for pattern in LEFT_OUT]

@@ -6,9 +6,11 @@ import asyncio
 import os
 import shutil
 import signal
+import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from boxgrove.images.errors import ImageFailed
@@ -78,6 +80,7 @@ async def run(
     """
     log.line("$ " + " ".join(argv))
     process = await asyncio.create_subprocess_exec(
+        *_tied_to_us(),
         *argv,
         cwd=cwd,
         env={**os.environ, "PATH": search_path(), "LC_ALL": "C.UTF-8", **(env or {})},
@@ -103,6 +106,21 @@ async def run(
     if status:
         raise ToolFailed(argv, status, "\n".join(lines[-TAIL_LINES:]))
     return "\n".join(lines)
+
+
+@cache
+def _tied_to_us() -> tuple[str, ...]:
+    """A prefix that ends a tool when we are killed ourselves and cannot end it any more.
+
+    Otherwise mmdebstrap works on for minutes in a folder that the next build clears away.
+    """
+    setpriv = shutil.which("setpriv", path=search_path())
+    if setpriv is None:
+        return ()
+    tie = (setpriv, "--pdeathsig", "TERM", "--")
+    # Not every setpriv knows the option: busybox has one without.
+    known = subprocess.run([*tie, "true"], capture_output=True, check=False).returncode == 0
+    return tie if known else ()
 
 
 async def _feed(process: asyncio.subprocess.Process, data: bytes | None) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import errno
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -136,12 +137,31 @@ def collect(root: Path) -> None:
 
 
 def _discard(folder: Path) -> None:
+    """Remove a folder of ours. One with something mounted in it is left alone.
+
+    What is mounted there may be the host's own /dev: deleting through it would be a disaster.
+    """
+    if any(folder.resolve() in mounted.parents for mounted in _mounts()):
+        return
     # A tree of a distribution has folders that even their owner may not write to.
-    for path in folder.rglob("*"):
-        if path.is_dir() and not path.is_symlink() and not os.access(path, os.W_OK | os.X_OK):
-            with suppress(OSError):
-                path.chmod(0o700)
+    for parent, names, _ in os.walk(folder):
+        for path in (Path(parent, name) for name in names):
+            if not path.is_symlink() and not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+                with suppress(OSError):
+                    path.chmod(0o700)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _mounts() -> list[Path]:
+    """Every mount point of this process; none where there is no /proc to ask."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return []
+    # Spaces and the like are written as three octal digits.
+    escaped = re.compile(r"\\([0-7]{3})")
+    fields = (line.split(" ")[4] for line in lines)
+    return [Path(escaped.sub(lambda found: chr(int(found[1], 8)), field)) for field in fields]
 
 
 def _keep_log(place: Workshop | None, name: str) -> Path | None:

@@ -44,7 +44,9 @@ async def keep(home: Path, run: Path, *, start: bool, ready_fd: int | None) -> i
 
     def tell_ready() -> None:
         if ready_fd is not None:
-            os.write(ready_fd, b"1")
+            # Whoever asked for the keeper may have left (Ctrl-C): it goes on all the same.
+            with suppress(BrokenPipeError):
+                os.write(ready_fd, b"1")
             os.close(ready_fd)
 
     async with asyncio.TaskGroup() as group:

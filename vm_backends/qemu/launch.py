@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import socket
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,15 +72,46 @@ async def launch(
             listener.close()
         os.close(info_write)
         os.close(output)
+    mark: ProcessMark | None = None
     try:
         pid = await _inner_pid(info_read) if confined else wrapper.pid
+        mark = ProcessMark.of(pid) if pid else None
     finally:
+        if mark is None:
+            _end(wrapper, info_read)
         os.close(info_read)
-    mark = ProcessMark.of(pid) if pid else None
     if mark is None:
-        wrapper.wait()
         raise EngineFailed(f"QEMU did not start: {last_words(log)}")
     return Launched(mark, wrapper)
+
+
+def strays(disk: Path) -> list[ProcessMark]:
+    """QEMUs (or their wrappers) on this disk that no keeper knows of: their own was killed.
+
+    bubblewrap's child waits for ever if its parent went at the wrong moment, and has no socket.
+    """
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        program = os.path.basename(words.split(b"\0", 1)[0])
+        ours = program == b"bwrap" or program.startswith(b"qemu-system-")
+        if ours and os.fsencode(disk) in words and (mark := ProcessMark.of(int(folder.name))):
+            found.append(mark)
+    return found
+
+
+def _end(wrapper: subprocess.Popen[bytes], info: int) -> None:
+    """A start that is given up leaves neither the wrapper nor what it began to wrap."""
+    with suppress(ProcessLookupError):
+        os.killpg(wrapper.pid, signal.SIGKILL)
+    wrapper.wait()
+    with suppress(OSError):
+        child = _told_pid(os.read(info, 4096))
+        if child and (mark := ProcessMark.of(child)):
+            mark.kill()
 
 
 def last_words(log: Path) -> str:
@@ -122,9 +155,13 @@ async def _inner_pid(descriptor: int) -> int | None:
         return None
     finally:
         loop.remove_reader(descriptor)
+    return _told_pid(text)
+
+
+def _told_pid(text: bytes) -> int | None:
     try:
         return int(json.loads(text)["child-pid"])
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError):
         return None
 
 

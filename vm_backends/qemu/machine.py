@@ -205,6 +205,9 @@ class QemuMachine(Machine):
 
     async def _end_orphan(self) -> None:
         """A keeper killed in the very moment of a start leaves a QEMU that nobody knows: end it."""
+        for stray in await asyncio.to_thread(launch.strays, disk.active_disk(self.home)):
+            stray.kill()
+            await wait_gone(stray, 5.0)
         path = self.run / launch.MONITOR
         if not path.exists():
             return

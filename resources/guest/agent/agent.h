@@ -70,6 +70,10 @@ bool pending_put(struct pending *p, const uint8_t *data, uint32_t length, uint32
 ssize_t pending_write(struct pending *p, int fd); /* bytes that went out, or -errno */
 void pending_free(struct pending *p);
 
+/* Large memory that a fork does not copy: starting a process stays cheap. NULL: there is none. */
+uint8_t *buffer_make(size_t size);
+void buffer_free(uint8_t *buffer, size_t size);
+
 /* ---- the stream (stream.c) ---- */
 
 void stream_start(void);

@@ -168,7 +168,8 @@ void loop_start(bool init)
     for (unsigned i = 0; i < MAX_DRAINS; i++)
         drains[i].w.fd = -1;
     for (int i = 1; i < 65; i++)
-        signal(i, SIG_DFL);
+        if (i != SIGSEGV && i != SIGBUS && i != SIGFPE && i != SIGILL) /* the sanitizers' own */
+            signal(i, SIG_DFL);
     /* A handler that does nothing, not "ignore": it is gone in a child once that runs a command. */
     signal(SIGPIPE, no_op);
     sigset_t set;

@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <termios.h>
 #include <time.h>
@@ -34,7 +33,7 @@ static void forget(struct session *s)
     watch_close(&s->terminal);
     watch_close(&s->status);
     if (s->ring)
-        munmap(s->ring, RING_SIZE);
+        buffer_free(s->ring, RING_SIZE);
     memset(s, 0, sizeof *s);
     s->terminal.fd = s->status.fd = -1;
 }

@@ -6,7 +6,12 @@
 
 #include <time.h>
 
-enum { RING_SIZE = 256 * 1024, READ_SLICE = 64 * 1024, SESSION_NAME = 64 };
+#ifdef BOXGROVE_FUZZ
+enum { RING_SIZE = 4096 };     /* so that it is often full */
+#else
+enum { RING_SIZE = 256 * 1024 };
+#endif
+enum { READ_SLICE = 64 * 1024, SESSION_NAME = 64 };
 
 struct session {
     bool used, started, ready, reaped, drained;

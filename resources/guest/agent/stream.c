@@ -2,7 +2,6 @@
 #include "agent.h"
 
 #include <stdlib.h>
-#include <sys/mman.h>
 #include <sys/utsname.h>
 
 enum {
@@ -23,20 +22,12 @@ static size_t in_at, in_end, out_at, out_end_at;
 static bool hunting = true;    /* nothing means anything before the first sync */
 static bool mute = true;       /* and nothing is said before it */
 
-static uint8_t *buffer(size_t size, bool for_children)
-{
-    uint8_t *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED)
-        abort();
-    if (!for_children)                            /* a fork that copies less is cheaper */
-        madvise(p, size, MADV_DONTFORK);
-    return p;
-}
-
 void stream_start(void)
 {
-    in = buffer(IN_SIZE, true);                    /* the words of an EXEC lie in it */
-    out = buffer(OUT_SIZE, false);
+    in = buffer_make(IN_SIZE);
+    out = buffer_make(OUT_SIZE);
+    if (!in || !out)
+        abort();
 }
 
 static uint32_t frame_check(unsigned type, uint32_t channel, uint32_t length)

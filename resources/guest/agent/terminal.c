@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <termios.h>
 #include <unistd.h>
@@ -51,12 +50,9 @@ int terminal_open(struct session *s, const struct user *u, int *slave)
     if (ioctl(fd, TIOCSPTLCK, &unlock) || ioctl(fd, TIOCGPTN, &number))
         return errno;
     snprintf(path, sizeof path, "/dev/pts/%d", number);
-    s->ring = mmap(NULL, RING_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (s->ring == MAP_FAILED) {
-        s->ring = NULL;
+    s->ring = buffer_make(RING_SIZE);
+    if (!s->ring)
         return ENOMEM;
-    }
-    madvise(s->ring, RING_SIZE, MADV_DONTFORK);
     *slave = open(path, O_RDWR | O_NOCTTY | O_CLOEXEC);
     if (*slave < 0)
         return errno;

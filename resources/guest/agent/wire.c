@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 static uint8_t *take(struct reader *r, size_t size)
@@ -103,6 +104,33 @@ uint8_t *add_str(uint8_t *p, const char *s, size_t length)
     memcpy(p, s, length);
     return p + length;
 }
+
+#ifdef BOXGROVE_FUZZ           /* from the heap, whose borders the sanitizer watches */
+uint8_t *buffer_make(size_t size)
+{
+    return malloc(size);
+}
+
+void buffer_free(uint8_t *buffer, size_t size)
+{
+    (void)size;
+    free(buffer);
+}
+#else
+uint8_t *buffer_make(size_t size)
+{
+    void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return NULL;
+    madvise(p, size, MADV_DONTFORK);
+    return p;
+}
+
+void buffer_free(uint8_t *buffer, size_t size)
+{
+    munmap(buffer, size);
+}
+#endif
 
 bool pending_put(struct pending *p, const uint8_t *data, uint32_t length, uint32_t limit)
 {

@@ -102,6 +102,7 @@ void power_request(enum power how)
 
 /* ---- what comes out is checked ---- */
 
+static uint32_t ping_channel;  /* of the PING that is being asked */
 static uint64_t credits[REMEMBERED]; /* by channel: what it may still send; all ones: unknown */
 
 void fuzz_sent(unsigned type, uint32_t channel, size_t length)
@@ -110,6 +111,8 @@ void fuzz_sent(unsigned type, uint32_t channel, size_t length)
         complain("a frame that no host would accept");
     if ((type == T_HELLO || type == T_EVENT) != (channel == 0))
         complain("a frame on the wrong channel");
+    if (type == T_REPLY && channel == ping_channel)
+        ping_channel = 0;
     uint64_t *credit = &credits[channel % REMEMBERED];
     if ((type != T_DATA && type != T_DATA2) || *credit == UINT64_MAX)
         return;
@@ -346,6 +349,23 @@ static void sync_now(void)
     feed(record, sizeof record);
 }
 
+/* Whatever came before: after a sync it listens and answers. */
+static void sync_and_ask(void)
+{
+    sync_now();
+    uint8_t open[FRAME_EXTRA + 5] = {0xB5, T_OPEN};
+    ping_channel = next_channel++;
+    put32(open + 4, ping_channel);
+    put32(open + 8, 5);
+    open[FRAME_HEAD] = K_PING;
+    uint32_t check = ping_channel * 0x9E3779B1u ^ 5 * 0x85EBCA6Bu ^ T_OPEN * 0xC2B2AE35u ^
+                     0x5A17C0DEu;
+    put32(open + FRAME_HEAD + 5, check ? check : 1);
+    feed(open, sizeof open);
+    if (ping_channel)
+        complain("a PING after a sync was not answered");
+}
+
 static void one_frame(void)
 {
     uint32_t how = dice(2000);
@@ -366,7 +386,7 @@ static void one_frame(void)
         next_channel += 100;
     }
     if (how < 20)
-        sync_now();
+        sync_and_ask();
 }
 
 static void children_act(void)
@@ -408,7 +428,11 @@ int main(int argc, char **argv)
     }
     dice_state = strtoull(argv[1], NULL, 10) * 0x9E3779B97F4A7C15u | 1;
     unsigned long frames = strtoul(argv[2], NULL, 10);
-    folder = argv[3];
+    folder = realpath(argv[3], NULL);
+    if (!folder) {
+        fprintf(stderr, "fuzz: no folder %s\n", argv[3]);
+        return 2;
+    }
     null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
     stream_start();
     loop_start(false);

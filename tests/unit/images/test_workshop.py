@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from boxgrove.images import ImageFailed, process
+from boxgrove.images import workshop as workshop_module
 from boxgrove.images.process import BuildLog, ToolFailed
 from boxgrove.images.workshop import PREFIX, workshop
 from vm_backends.errors import NoSpace
@@ -102,6 +105,38 @@ async def test_a_killed_build_leaves_nothing_to_the_next(tmp_path: Path) -> None
     assert not leftovers(tmp_path)
 
 
+TOOL = """
+import asyncio, sys
+from pathlib import Path
+from boxgrove.images import process
+from boxgrove.images.workshop import workshop
+
+async def main():
+    async with workshop(Path(sys.argv[1]), "killed") as place:
+        say = lambda text: print(text, flush=True)
+        await process.run(["sh", "-c", "echo $$; exec sleep 600"], place.log, on_line=say)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="there is no setpriv here")
+def test_a_killed_build_takes_its_tools_along(tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", TOOL, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    with child.stdout:
+        tool = os.pidfd_open(int(child.stdout.readline()))
+    try:
+        child.kill()
+        child.wait()
+        # A pidfd becomes readable when its process has ended.
+        assert select.select([tool], [], [], 20)[0]
+    finally:
+        os.close(tool)
+
+
 async def test_cancelling_ends_the_whole_process_group(tmp_path: Path) -> None:
     started = asyncio.Event()
     pids: list[int] = []
@@ -179,6 +214,28 @@ async def test_folders_without_rights_are_removed_all_the_same(tmp_path: Path) -
         (place.folder / "a" / "b").chmod(0o500)
         (place.folder / "a").chmod(0o500)
     assert not leftovers(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+def test_a_folder_with_something_mounted_in_it_is_left_alone(tmp_path: Path) -> None:
+    outside = tmp_path / "of the host"
+    outside.mkdir()
+    (outside / "precious").write_text("precious")
+    left = tmp_path / "images" / (PREFIX + "left")
+    (left / "de v").mkdir(parents=True)
+    bound = subprocess.run(
+        ["mount", "--bind", str(outside), str(left / "de v")], capture_output=True, check=False
+    )
+    if bound.returncode:
+        pytest.skip("this root may not mount")
+    try:
+        workshop_module.collect(tmp_path / "images")
+        assert (outside / "precious").exists()
+        assert left.exists()
+    finally:
+        subprocess.run(["umount", str(left / "de v")], check=True)
+    workshop_module.collect(tmp_path / "images")
+    assert not left.exists()
 
 
 async def test_output_comes_in_lines_however_it_ends_them(tmp_path: Path) -> None:
