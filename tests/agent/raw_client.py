@@ -187,9 +187,7 @@ class RawClient:
         packed = Packer().u8(0 if stdin else 1).text(user).text(cwd).texts(list(env))
         return self.open(Kind.EXEC, packed.texts(list(argv)).done(), window)
 
-    def exec(
-        self, *argv: str, user: str = "", cwd: str = "", env: Sequence[str] = ()
-    ) -> Outcome:
+    def exec(self, *argv: str, user: str = "", cwd: str = "", env: Sequence[str] = ()) -> Outcome:
         return self.finish(self.exec_open(*argv, user=user, cwd=cwd, env=env))
 
     def session(

@@ -6,6 +6,7 @@ import os
 import stat
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,9 @@ def entry(
 END = entry("e")
 
 
-def put(client: RawClient, path: Path, *pieces: bytes, flags: int = 0, step: int = 60000) -> Outcome:
+def put(
+    client: RawClient, path: Path, *pieces: bytes, flags: int = 0, step: int = 60000
+) -> Outcome:
     """Send an archive; small `step`s cut it at awkward places."""
     channel = client.open(Kind.PUT, Packer().u8(flags).text(str(path)).text("").done())
     frame = client.of(channel)
@@ -63,13 +66,15 @@ def put(client: RawClient, path: Path, *pieces: bytes, flags: int = 0, step: int
     return client.finish(channel)
 
 
-def get(client: RawClient, path: str, *, flags: int = 0, window: int = 1 << 19) -> list[tuple]:
+def get(
+    client: RawClient, path: str, *, flags: int = 0, window: int = 1 << 19
+) -> list[tuple[Any, ...]]:
     """The entries of an archive: (kind, path, target, mode, size, mtime, contents)."""
     channel = client.open(Kind.GET, Packer().u8(flags).text(path).done(), window)
     outcome = client.finish(channel)
     assert outcome.status == 0
     take = Unpacker(bytes(outcome.out))
-    found: list[tuple] = []
+    found: list[tuple[Any, ...]] = []
     while True:
         kind, mode = chr(take.u8()), take.u32()
         take.u32(), take.u32()
@@ -105,7 +110,7 @@ def make_tree(root: Path) -> None:
         os.utime(path, (1_500_000_000, 1_500_000_000), follow_symlinks=False)
 
 
-def describe(root: Path) -> dict[str, tuple]:
+def describe(root: Path) -> dict[str, tuple[Any, ...]]:
     """Everything that a copy should keep."""
     found = {}
     for path in [root, *root.rglob("*")]:
@@ -121,14 +126,12 @@ def describe(root: Path) -> dict[str, tuple]:
     return found
 
 
-def archive_of(found: list[tuple]) -> bytes:
+def archive_of(found: list[tuple[Any, ...]]) -> bytes:
     """What GET gave, as something to PUT."""
     pieces = []
     for kind, name, target, mode, size, mtime, data in found:
         assert not isinstance(data, str)
-        pieces.append(
-            entry(kind, name, target, data=data, mode=mode, size=size, mtime=mtime)
-        )
+        pieces.append(entry(kind, name, target, data=data, mode=mode, size=size, mtime=mtime))
     return b"".join(pieces) + END
 
 
@@ -216,9 +219,7 @@ def test_unreadable_files_are_told(client: RawClient, tmp_path: Path) -> None:
     ["..", ".", "../up", "a/../../up", "/absolute", "a//b", "a/", "a/./b", "x" * 256, "a/..", "//"],
 )
 @pytest.mark.parametrize("kind", ["f", "d", "l", "h"])
-def test_hostile_paths_are_refused(
-    client: RawClient, tmp_path: Path, path: str, kind: str
-) -> None:
+def test_hostile_paths_are_refused(client: RawClient, tmp_path: Path, path: str, kind: str) -> None:
     data = b"evil" if kind == "f" else None
     hostile = entry(kind, path, "target", data=data)
     done = put(client, tmp_path / "root", entry("d"), entry("d", "a"), hostile, END)
@@ -247,7 +248,9 @@ def test_a_file_through_a_link_replaces_the_link(client: RawClient, tmp_path: Pa
     (tmp_path / "victim").write_text("unharmed")
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / "name").symlink_to("../victim")
-    assert put(client, tmp_path / "root", entry("d"), entry("f", "name", data=b"new"), END).status == 0
+    assert (
+        put(client, tmp_path / "root", entry("d"), entry("f", "name", data=b"new"), END).status == 0
+    )
     assert (tmp_path / "root" / "name").read_bytes() == b"new"
     assert not (tmp_path / "root" / "name").is_symlink()
     assert (tmp_path / "victim").read_text() == "unharmed"
@@ -301,9 +304,7 @@ def test_a_single_file(client: RawClient, tmp_path: Path) -> None:
         [entry("d")[:33] + Packer().u32(3).raw(b"a\0b").u32(0).done(), END],
     ],
 )
-def test_archives_that_are_not_whole(
-    client: RawClient, tmp_path: Path, sent: list[bytes]
-) -> None:
+def test_archives_that_are_not_whole(client: RawClient, tmp_path: Path, sent: list[bytes]) -> None:
     done = put(client, tmp_path / "x", *sent)
     assert done.status == 1
     assert done.message

@@ -7,6 +7,7 @@ import random
 import signal
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -334,7 +335,8 @@ def test_a_command_that_closes_stdin_does_not_block_the_host(client: RawClient) 
 
 def test_signals_reach_the_whole_group(client: RawClient) -> None:
     channel = client.exec_open("sh", "-c", "sleep 60 & echo started; wait")
-    client.read_until(channel, b"started\n") if client.of(channel).type == Type.OPENED else None
+    assert client.of(channel).type == Type.OPENED
+    client.read_until(channel, b"started\n")
     client.signal(channel, signal.SIGTERM)
     assert client.finish(channel).status == -signal.SIGTERM
 
@@ -349,7 +351,8 @@ def test_exit_does_not_wait_for_grandchildren(client: RawClient) -> None:
 
 def test_close_hangs_up_and_says_closed(client: RawClient, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    channel = client.exec_open("sh", "-c", f"trap 'echo hup > {mark}; exit' HUP; echo; sleep 60 & wait")
+    script = f"trap 'echo hup > {mark}; exit' HUP; echo; while sleep 0.1; do :; done"
+    channel = client.exec_open("sh", "-c", script)
     assert client.of(channel).type == Type.OPENED
     client.read_until(channel, b"\n")
     client.send(Type.CLOSE, channel)
@@ -427,9 +430,8 @@ def test_setup_that_changes_nothing_but_entropy(client: RawClient) -> None:
     assert os.uname().nodename == before
 
 
-def _wait_for(holds: object) -> None:
+def _wait_for(holds: Callable[[], bool]) -> None:
     """For what another process does to a file: it has no event that we could wait on."""
-    assert callable(holds)
     until = time.monotonic() + 20
     while not holds():
         assert time.monotonic() < until, "it did not happen"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import time
@@ -171,7 +172,8 @@ def test_the_only_viewer_holds_the_program_back(client: RawClient) -> None:
 
 
 def test_without_viewers_the_last_of_the_output_is_kept(client: RawClient) -> None:
-    channel = client.session("a", "sh", "-c", "read x; yes abcdefg | head -n 99999; echo end; read x")
+    script = "read x; yes abcdefg | head -n 99999; echo end; read x"
+    channel = client.session("a", "sh", "-c", script)
     client.attached(channel)
     client.send(Type.DATA, channel, b"\n")
     leave(client, channel)
@@ -260,7 +262,5 @@ def test_much_input_to_a_program_that_reads_slowly(client: RawClient) -> None:
             continue
         client.send(Type.DATA, channel, b"y" * 4000)
         sent, credit = sent + 4000, credit - 4000
-    import hashlib
-
     outcome = client.finish(channel)
     assert hashlib.md5(b"y" * 200000).hexdigest().encode() in outcome.out

@@ -50,8 +50,10 @@ async def main() -> int:
     return 0 if all(row.kept for row in rows) else 1
 
 
-def say(progress: Progress) -> None:
-    sys.stderr.write(f"{progress.step}\n")
+def say(progress: Progress, said: list[str] = []) -> None:  # noqa: B006 (the last step said)
+    if said[-1:] != [progress.step]:
+        said[:] = [progress.step]
+        sys.stderr.write(f"{progress.step}\n")
 
 
 async def cold_boot(grove: Grove, box: Box, folder: Path) -> list[Row]:
@@ -142,7 +144,7 @@ async def copy_speed(
                             f"iflag=fullblock,count_bytes 2>/dev/null; echo x > {port}",
                             lambda: _push(wire))  # fmt: skip
         copy_in = await _speed(box.copy_in(source, "/root/copied"))
-        raw_out = await _raw(guest, f"head -c {COPY_BYTES} /dev/zero > {port}", lambda: _pull(wire))
+        raw_out = await _raw(guest, f"dd if=/dev/zero of={port} bs=64k count={COPY_BYTES // 65536}", lambda: _pull(wire))
         copy_out = await _speed(box.copy_out("/root/copied", back))
         wire.close()
         assert back.read_bytes() == source.read_bytes()

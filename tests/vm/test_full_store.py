@@ -62,15 +62,14 @@ def fill(home: Home, leave: int) -> None:
         os.posix_fallocate(file.fileno(), 0, size)
 
 
-def test_a_box_waits_for_room_and_loses_nothing(narrow: Home) -> None:
+def test_a_box_waits_for_room_and_loses_nothing(narrow: Home, tmp_path: Path) -> None:
     narrow.ok("create", "full", "--image", "starter", "--memory", "256M", timeout=MAKE_S)
     fill(narrow, 20 * MIB)
     script = "cat > /root/data && sync && sha256sum /root/data"
-    data = os.urandom(1_000_000) * 60
-    writing = narrow.start("exec", "full", "--", "sh", "-c", script, stdin=subprocess.PIPE)
-    assert writing.stdin
-    writing.stdin.write(data)
-    writing.stdin.close()
+    data = os.urandom(60_000_000)
+    (tmp_path / "data").write_bytes(data)
+    with (tmp_path / "data").open("rb") as file:
+        writing = narrow.start("exec", "full", "--", "sh", "-c", script, stdin=file)
 
     wait_until(lambda: narrow.state("full") == "paused", 120, "it notices the full disk")
     assert "disk is full" in narrow.show("full")["why"]

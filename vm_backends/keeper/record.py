@@ -7,12 +7,14 @@ No event loop, no socket: `boxgrove ls` depends on this being cheap.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from vm_backends.process import ProcessMark
 from vm_backends.state import MachineState
@@ -22,6 +24,8 @@ STATE = "state.json"
 LOCK = "keeper.lock"
 LOG = "keeper.log"
 SOCKET = "k"
+ROOM = 4096
+"""The state file always has this size: writing over it needs no room that a full disk lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +54,26 @@ def write_record(
     record: MachineRecord,
     mark: ProcessMark | None,
 ) -> None:
-    """Replace the state file in one step; a full disk leaves the old one."""
+    """Replace the state file in one step, or, on a full disk, write over it where it is."""
     data = asdict(record) | {"state": record.state.value, "mark": asdict(mark) if mark else None}
+    text = json.dumps(data).encode().ljust(ROOM)
     temporary = home / f"{STATE}.new"
-    with open(temporary, "w") as file:
-        json.dump(data, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, home / STATE)
+    try:
+        with open(temporary, "wb") as file:
+            _write_down(file, text)
+        os.replace(temporary, home / STATE)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        temporary.unlink(missing_ok=True)
+        with open(home / STATE, "r+b") as file:
+            _write_down(file, text)
+
+
+def _write_down(file: BinaryIO, text: bytes) -> None:
+    file.write(text)
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def read_record(home: Path) -> MachineRecord:

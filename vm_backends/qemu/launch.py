@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -117,7 +118,10 @@ def _end(wrapper: subprocess.Popen[bytes], info: int) -> None:
 def last_words(log: Path) -> str:
     """What QEMU (or its wrapper) said last, in one line."""
     lines = [line.strip() for line in tail(log).splitlines() if line.strip()]
-    return lines[-1][-300:] if lines else "it said nothing"
+    if not lines:
+        return "it said nothing"
+    # Its own name and the place in its sources mean nothing to the reader.
+    return re.sub(r"^qemu-system-\S+: (\S+\.c:\d+: )?", "", lines[-1])[-300:]
 
 
 def _listen(path: Path) -> socket.socket:

@@ -37,6 +37,7 @@ from vm_backends.state import MachineState
 
 BOOT_DEADLINE_S = {"kvm": 30.0, "tcg": 120.0}
 RUNTIME = "runtime.json"
+NO_ROOM = "the host's disk is full"
 T = TypeVar("T")
 
 
@@ -91,8 +92,9 @@ class QemuMachine(Machine):
 
     async def _resume(self) -> None:
         await self._monitor.execute("cont")
-        if await self._monitor.status() == "io-error":
-            raise NoSpace("the box still cannot write: the host's disk is full")
+        status = await self._monitor.status()
+        if status == "io-error" or self.state is MachineState.PAUSED:
+            raise NoSpace(f"the box still cannot write: {NO_ROOM}")
 
     async def _stop(self, deadline_s: float) -> bool:
         self._expected_end = True
@@ -249,6 +251,8 @@ class QemuMachine(Machine):
             await asyncio.gather(task, gone, return_exceptions=True)
 
     def _why_it_died(self) -> Fault:
+        if self._farewell == NO_ROOM:
+            return NoSpace(f"the box could not boot: {NO_ROOM}")
         words = launch.last_words(self.home / "qemu.log")
         lowered = words.lower()
         if "qcow2" in lowered or "image is corrupt" in lowered or "corrupt" in lowered:
@@ -298,7 +302,16 @@ class QemuMachine(Machine):
         elif name == "RESET" and data.get("guest") and self.state is MachineState.RUNNING:
             self._reboot = asyncio.create_task(self._after_reset(), name="reboot")
         elif name == "BLOCK_IO_ERROR" and data.get("nospace"):
+            self._out_of_room()
+
+    def _out_of_room(self) -> None:
+        """QEMU has stopped the guest in the middle of a write, which it repeats when resumed."""
+        if self.state in (MachineState.RUNNING, MachineState.RESUMING):
             self._publish(MachineState.PAUSED, _pause_reason("io-error"))
+        elif self.state is MachineState.STARTING and self._mark:
+            # It would wait for its greeting in vain.
+            self._farewell = NO_ROOM
+            self._mark.kill()
 
     async def _after_reset(self) -> None:
         """The guest reset itself: a reboot if it comes back, a crash if its kernel gave up."""
@@ -361,7 +374,7 @@ def read_runtime(home: Path) -> tuple[ProcessMark, str] | None:
 
 def _pause_reason(status: str) -> str:
     if status == "io-error":
-        return "the host's disk is full: free some space, then resume"
+        return f"{NO_ROOM}: free some space, then resume"
     return ""
 
 

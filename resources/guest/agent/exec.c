@@ -42,6 +42,13 @@ static void release(struct exec *e)
     e->channel = NULL;
 }
 
+static void hang_up(struct exec *e)
+{
+    /* Just born, it may not lead a group yet. */
+    if (!e->reaped && sys_kill(-e->pid, SIGHUP))
+        sys_kill(e->pid, SIGHUP);
+}
+
 /* ---- input ---- */
 
 static void feed(struct exec *e)
@@ -84,9 +91,12 @@ static void exec_data(struct channel *c, const uint8_t *data, uint32_t length)
         done = length;         /* nobody reads it: swallowed, as a shell's pipe would */
     if (done < length) {
         if (!pending_put(&e->input, data + done, length - done, STDIN_WINDOW)) {
-            watch_close(&e->in);
-            done = length;
-        } else if (!e->in_watched) {
+            hang_up(e);        /* better no command than one with half its input */
+            release(e);
+            channel_refuse(c, ENOMEM, "");
+            return;
+        }
+        if (!e->in_watched) {
             e->in_watched = true;
             fcntl(e->in.fd, F_SETPIPE_SZ, PIPE_SIZE);
             watch_add(&e->in, EPOLLOUT | EPOLLET);
@@ -251,8 +261,8 @@ bool exec_reaped(pid_t pid, int status)
 static void exec_drop(struct channel *c, bool closed)
 {
     struct exec *e = of(c);
-    if (closed && !e->reaped)
-        sys_kill(-e->pid, SIGHUP);
+    if (closed)
+        hang_up(e);
     release(e);
 }
 

@@ -146,6 +146,8 @@ static bool send_some(void)
     /* The driver copies into one piece of kernel memory, which may not be there: ask for less. */
     if (n < 0 && errno == ENOMEM)
         n = write(port.fd, at, length < 2048 ? length : 2048);
+    if (n < 0 && errno == ENOMEM)
+        nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
     if (n <= 0)
         return false;
     out_gone((size_t)n);

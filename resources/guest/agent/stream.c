@@ -15,7 +15,7 @@ enum {
     SYNC_SIZE = MAGIC_SIZE + 16,
 };
 
-static const uint8_t magic[MAGIC_SIZE] = "\xf1" "boxgrove-sync" "\n\x1f";
+static const uint8_t magic[MAGIC_SIZE + 1] = "\xf1" "boxgrove-sync" "\n\x1f";
 
 static uint8_t *in, *out;
 static size_t in_at, in_end, out_at, out_end_at;

@@ -30,7 +30,7 @@ def after(words: list[str], flag: str) -> list[str]:
 def test_emulation_has_a_bounded_translation_cache() -> None:
     words = arguments("tcg")
     assert after(words, "-accel") == ["tcg,thread=multi,tb-size=128"]
-    assert after(words, "-cpu") == ["max"]
+    assert after(words, "-cpu") == ["max,-erms,-la57"]
 
 
 def test_kvm_uses_the_host_processor() -> None:
