@@ -10,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.homes import Home
+
 ASYNC_DEADLINE_S = 300.0
+BUILD_S = 1200
+CACHED = "BOXGROVE_TEST_IMAGES"
+"""A home whose images, kernel and verdicts are taken over: for developers; CI builds for real."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -52,3 +57,24 @@ def _processes_of_this_run() -> Iterator[str]:
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ["BOXGROVE_TEST_RUN"] = str(os.getpid())
+
+
+@pytest.fixture(scope="session")
+def home() -> Iterator[Home]:
+    made = Home.make()
+    if cached := os.environ.get(CACHED):
+        made.take_images_of(Path(cached))
+    before = {name: os.environ.get(name) for name in made.variables()}
+    os.environ.update(made.variables())
+    try:
+        made.ok("image", "build", "starter", timeout=BUILD_S)
+        yield made
+    finally:
+        try:
+            made.remove()
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contract.benches import fake_bench
 from vm_backends.conformance import CHECKS, Bench, Check, DoesNotApply, run_all
-
-__all__ = ["fake_bench"]
 
 DRIVERS = [
     "fake_bench",

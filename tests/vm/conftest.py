@@ -2,46 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.helpers.homes import ROOT, Home
 from tests.helpers.terminals import Terminal
 
-CACHED = "BOXGROVE_TEST_IMAGES"
-"""A home whose images, kernel and verdicts are taken over: for developers; CI builds for real."""
 MAKE_S = 120
 BUILD_S = 1200
 
 MakeBox = Callable[..., str]
 OpenTerminal = Callable[..., Terminal]
-
-
-@pytest.fixture(scope="session")
-def home() -> Iterator[Home]:
-    made = Home.make()
-    if cached := os.environ.get(CACHED):
-        made.take_images_of(Path(cached))
-    before = {name: os.environ.get(name) for name in made.variables()}
-    os.environ.update(made.variables())
-    try:
-        made.ok("image", "build", "starter", timeout=BUILD_S)
-        yield made
-    finally:
-        try:
-            made.remove()
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
 
 
 @pytest.fixture(scope="session")

@@ -202,7 +202,7 @@ class Receiver:
             self._complete = True
         elif entry.kind == "w":
             self._warn(entry.path)
-        elif entry.kind in "fdl":
+        elif entry.kind in "fdlh":
             self._place(entry)
         elif entry.kind in "cbps":
             self._warn(f"{entry.path}: not a file, folder or link")
@@ -230,9 +230,7 @@ class Receiver:
         return Entry(chr(kind), mode & 0o7777, seconds, nanos % 10**9, size, path, target)
 
     def _place(self, entry: Entry) -> None:
-        parts = entry.path.split("/") if entry.path else []
-        if any(part in ("", ".", "..") or "\0" in part for part in parts):
-            raise GuestGarbage("the guest's archive names a path outside of itself")
+        parts = _parts(entry.path)
         if (self._seen and not self._root_is_folder) or (not self._seen and parts):
             raise GuestGarbage("the guest's archive has no folder to put its files in")
         if not parts:
@@ -245,8 +243,26 @@ class Receiver:
             self._folder_times.append((entry.path, entry))
         elif entry.kind == "l":
             _make_link(entry, name, folder)
+        elif entry.kind == "h":
+            self._make_hard_link(entry, name, folder)
         else:
             self._file = _OpenFile(entry, name, folder)
+
+    def _make_hard_link(self, entry: Entry, name: str, folder: int) -> None:
+        """A second name for a file that came earlier; never for anything above the target."""
+        *inside, original = _parts(entry.target) or [""]
+        if not original or not entry.path:
+            raise GuestGarbage("the guest's archive links to itself")
+        source = self._open_folder("/".join(inside))
+        temporary = _temporary_name()
+        names = {"src_dir_fd": source, "dst_dir_fd": folder}
+        try:
+            if not stat.S_ISREG(os.lstat(original, dir_fd=source).st_mode):
+                raise GuestGarbage("the guest's archive links to something that is no file")
+            os.link(original, temporary, **names, follow_symlinks=False)
+            os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        finally:
+            os.close(source)
 
     def _where(self, parts: list[str]) -> tuple[int, str]:
         """The descriptor of the folder that gets the entry, and the entry's name in it."""
@@ -323,7 +339,7 @@ class _OpenFile:
         self.entry = entry
         self._name = name
         self._folder = os.dup(folder)
-        self._temporary = f".boxgrove-{os.urandom(6).hex()}"
+        self._temporary = _temporary_name()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         try:
             self._descriptor = os.open(self._temporary, flags, 0o600, dir_fd=self._folder)
@@ -350,6 +366,18 @@ class _OpenFile:
         os.close(self._folder)
 
 
+def _parts(path: str) -> list[str]:
+    """A path of an archive, taken apart; nothing in it may lead out of the archive."""
+    parts = path.split("/") if path else []
+    if any(part in ("", ".", "..") or "\0" in part for part in parts):
+        raise GuestGarbage("the guest's archive names a path outside of itself")
+    return parts
+
+
+def _temporary_name() -> str:
+    return f".boxgrove-{os.urandom(6).hex()}"
+
+
 def _make_folder(name: str, folder: int) -> None:
     try:
         os.mkdir(name, 0o700, dir_fd=folder)
@@ -359,7 +387,7 @@ def _make_folder(name: str, folder: int) -> None:
 
 
 def _make_link(entry: Entry, name: str, folder: int) -> None:
-    temporary = f".boxgrove-{os.urandom(6).hex()}"
+    temporary = _temporary_name()
     os.symlink(entry.target, temporary, dir_fd=folder)
     os.utime(temporary, ns=(_ns(entry), _ns(entry)), dir_fd=folder, follow_symlinks=False)
     os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)

@@ -17,8 +17,8 @@ TRANSLATION_CACHE_MIB = 128
 """QEMU's own default is up to a gigabyte of translated code a machine."""
 
 TCG_CPU = "max,-erms,-la57"
-"""Everything the emulator has, less two that cost: «enhanced» string copies are emulated byte by
-byte (copies in the guest took twice as long), and a fifth level of page tables is one more to walk."""
+"""All that the emulator has, less two that cost: «enhanced» string copies are emulated byte by
+byte (copies in the guest took twice as long), a fifth level of page tables is one more to walk."""
 
 AGENT_PORT = "boxgrove.agent"
 

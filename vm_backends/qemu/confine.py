@@ -83,10 +83,10 @@ def _bubblewrap(tool: Path, reach: Reach, binary: Path, info_fd: int) -> list[st
     ]  # fmt: skip
     for folder in SYSTEM_FOLDERS:
         words += _system_folder(folder)
-    if not any(binary.is_relative_to(folder) for folder in SYSTEM_FOLDERS):
-        words += ["--ro-bind", str(binary.parent.parent), str(binary.parent.parent)]
     words += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
     words += ["--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]
+    if not any(binary.is_relative_to(folder) for folder in SYSTEM_FOLDERS):
+        words += ["--ro-bind", str(_installation(binary)), str(_installation(binary))]
     for path in reach.readable:
         words += ["--ro-bind", str(path), str(path)]
     for path in reach.writable:
@@ -94,6 +94,13 @@ def _bubblewrap(tool: Path, reach: Reach, binary: Path, info_fd: int) -> list[st
     for path in reach.devices:
         words += ["--dev-bind", str(path), str(path)]
     return [*words, "--chdir", "/", "--"]
+
+
+def _installation(binary: Path) -> Path:
+    """What a QEMU of the user's own needs to be seen: its tree, but never a whole home."""
+    tree = binary.parent.parent
+    its_own = binary.parent.name == "bin" and not Path.home().is_relative_to(tree)
+    return tree if its_own else binary
 
 
 def _system_folder(folder: str) -> list[str]:

@@ -54,7 +54,9 @@ class QemuMachine(Machine):
         self._watch: asyncio.Task[None] | None = None
         self._reboot: asyncio.Task[None] | None = None
         self._farewell = ""
+        self._verdict: Fault | None = None
         self._expected_end = False
+        self._doomed = False
 
     @property
     def accelerator(self) -> str:
@@ -67,7 +69,8 @@ class QemuMachine(Machine):
     # Verbs
 
     async def _start(self) -> None:
-        self._farewell, self._expected_end = "", False
+        self._farewell, self._verdict = "", None
+        self._expected_end = self._doomed = False
         self._check_files()
         self.run.mkdir(mode=0o700, parents=True, exist_ok=True)
         _keep_previous(self.home / "serial.log")
@@ -77,13 +80,15 @@ class QemuMachine(Machine):
                 self.spec, self._command, self._reach(), self.run, self.home / "qemu.log"
             )
             mark = self._mark = self._launched.mark
+            if self._doomed:
+                raise EngineFailed("it was killed while it started")
             self._write_runtime(mark)
             await self._unless_gone(mark, self._connect())
             await self._unless_gone(mark, self._monitor.execute("cont"))
             deadline_s = BOOT_DEADLINE_S.get(self._accelerator, 60.0)
             await self._unless_gone(mark, self._greeting(deadline_s))
         except BaseException:
-            await asyncio.shield(self._kill())
+            await asyncio.shield(self._end())
             raise
         self._watch = asyncio.create_task(self._watch_process(), name="qemu watch")
 
@@ -107,7 +112,7 @@ class QemuMachine(Machine):
             await asyncio.wait_for(self._ask_power_off(), deadline_s)
         left = max(0.0, deadline_s - (time.monotonic() - asked))
         clean = await wait_gone(mark, left) and self._farewell.startswith("guest-shutdown")
-        await self._kill()
+        await self._end()
         return clean
 
     async def _ask_power_off(self) -> None:
@@ -118,11 +123,22 @@ class QemuMachine(Machine):
             await self._monitor.execute("system_powerdown", 5.0)
 
     async def _kill(self) -> None:
+        self._expected_end = self._doomed = True
+        await self._end_process()
+        # A verb that was under way fails with its process, and tidies up first.
+        async with self._lock:
+            await self._end()
+
+    async def _end(self) -> None:
+        """End whatever runs and forget it; for verbs, which hold the lock."""
         self._expected_end = True
+        await self._end_process()
+        await self._forget()
+
+    async def _end_process(self) -> None:
         if self._mark:
             self._mark.kill()
             await wait_gone(self._mark, 10.0)
-        await self._forget()
 
     async def _let_go(self) -> None:
         for task in (self._watch, self._reboot):
@@ -241,6 +257,9 @@ class QemuMachine(Machine):
         gone = asyncio.create_task(wait_gone(mark))
         try:
             await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done() and not task.cancelled() and task.exception():
+                # Its sockets close a moment before it is gone.
+                await asyncio.wait({gone}, timeout=1.0)
             if not gone.done():
                 return await task
             await asyncio.wait({task}, timeout=0.2)
@@ -251,15 +270,14 @@ class QemuMachine(Machine):
             await asyncio.gather(task, gone, return_exceptions=True)
 
     def _why_it_died(self) -> Fault:
-        if self._farewell == NO_ROOM:
-            return NoSpace(f"the box could not boot: {NO_ROOM}")
+        if self._verdict:
+            return self._verdict
         words = launch.last_words(self.home / "qemu.log")
         lowered = words.lower()
-        if "qcow2" in lowered or "image is corrupt" in lowered or "corrupt" in lowered:
-            return DiskDamaged(
-                f"the disk of this box is damaged: {words}",
-                hint="The image below it is not affected; `boxgrove logs NAME` has all of it.",
-            )
+        if "qcow2" in lowered or "corrupt" in lowered:
+            return _damaged(words)
+        if unmounted := self._last_line("boxgrove: cannot "):
+            return _damaged(f"the guest {unmounted.removeprefix('boxgrove: ')}")
         if panic := self._panic():
             return EngineFailed(f"the guest's kernel gave up: {panic}")
         if "cannot set up guest memory" in lowered or "cannot allocate memory" in lowered:
@@ -274,6 +292,8 @@ class QemuMachine(Machine):
         status = self._launched.reap() if self._launched else None
         if self._farewell.startswith("guest-shutdown"):
             outcome, why = MachineState.STOPPED, ""
+        elif self._verdict:
+            outcome, why = MachineState.CRASHED, self._verdict.message
         elif self._farewell:
             outcome, why = MachineState.CRASHED, f"QEMU ended: {self._farewell}"
         else:
@@ -288,8 +308,12 @@ class QemuMachine(Machine):
         return f"QEMU ended unexpectedly: {words}"
 
     def _panic(self) -> str:
+        return self._last_line("Kernel panic")
+
+    def _last_line(self, words: str) -> str:
+        """The line of the guest's console that has these words in it, if there is one."""
         for line in tail(self.home / "serial.log", 16384).splitlines():
-            if "Kernel panic" in line:
+            if words in line:
                 return line.strip()[-200:]
         return ""
 
@@ -303,14 +327,21 @@ class QemuMachine(Machine):
             self._reboot = asyncio.create_task(self._after_reset(), name="reboot")
         elif name == "BLOCK_IO_ERROR" and data.get("nospace"):
             self._out_of_room()
+        elif name == "BLOCK_IMAGE_CORRUPTED" and data.get("fatal"):
+            # From here on the guest could neither read nor write.
+            self._end_with(_damaged(str(data.get("msg", ""))[:200]))
 
     def _out_of_room(self) -> None:
         """QEMU has stopped the guest in the middle of a write, which it repeats when resumed."""
         if self.state in (MachineState.RUNNING, MachineState.RESUMING):
             self._publish(MachineState.PAUSED, _pause_reason("io-error"))
-        elif self.state is MachineState.STARTING and self._mark:
+        elif self.state is MachineState.STARTING:
             # It would wait for its greeting in vain.
-            self._farewell = NO_ROOM
+            self._end_with(NoSpace(f"the box could not boot: {NO_ROOM}"))
+
+    def _end_with(self, verdict: Fault) -> None:
+        self._verdict = verdict
+        if self._mark:
             self._mark.kill()
 
     async def _after_reset(self) -> None:
@@ -327,7 +358,7 @@ class QemuMachine(Machine):
                 await self._greeting(BOOT_DEADLINE_S.get(self._accelerator, 60.0))
                 self._publish(MachineState.RUNNING)
             except Fault as fault:
-                await self._kill()
+                await self._end()
                 self._publish(MachineState.CRASHED, fault.message)
 
     async def _disconnect(self) -> None:
@@ -370,6 +401,13 @@ def read_runtime(home: Path) -> tuple[ProcessMark, str] | None:
         return mark, str(data["accelerator"])
     except (OSError, ValueError, KeyError):
         return None
+
+
+def _damaged(how: str) -> DiskDamaged:
+    return DiskDamaged(
+        f"the disk of this box is damaged: {how}",
+        hint="The image below it is not affected; `boxgrove logs NAME` has all of it.",
+    )
 
 
 def _pause_reason(status: str) -> str:

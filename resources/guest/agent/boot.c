@@ -152,7 +152,10 @@ int boot(void)
     read_small("/proc/cmdline", command_line, sizeof command_line);
     load_modules();
     int port = port_open(PORT_NAME, 0);
-    bool rooted = option("boxgrove.root", value, sizeof value) && root_mount(value) == 0;
+    bool wanted = option("boxgrove.root", value, sizeof value);
+    bool rooted = wanted && root_mount(value) == 0;
+    if (wanted && !rooted)
+        reboot(RB_POWER_OFF);  /* no box without its disk; the host reads why on the console */
     settle();
     if (port < 0)
         port = port_open(PORT_NAME, 10000);

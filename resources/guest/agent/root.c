@@ -14,6 +14,7 @@
 #define NEW_ROOT "/newroot"
 
 enum { WAIT_MS = 10000, SUPERBLOCK = 1024 };
+#define AT_ONCE (32ull << 30)  /* bytes */
 
 static int wait_for(const char *device)
 {
@@ -42,8 +43,12 @@ static void grow(int device)
     int fd = open(NEW_ROOT, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return;
-    if (ioctl(fd, resize, &blocks))
+    /* What a box will need soon is there before it greets; a terabyte takes half a minute. */
+    uint64_t soon = AT_ONCE >> shift, first = blocks < soon ? blocks : soon;
+    if (now < first && ioctl(fd, resize, &first))
         say("boxgrove: cannot grow the disk: %s", strerror(errno));
+    if (first < blocks && fork() == 0)
+        _exit(ioctl(fd, resize, &blocks) ? 1 : 0);
     close(fd);
 }
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.contract.benches import fake_bench
+from tests.helpers.benches import fake_bench
 
 __all__ = ["fake_bench"]

@@ -1,4 +1,4 @@
-"""Benches for the conformance suite: one for each driver that this repository has."""
+"""The bench of fake machines, for the contract and for the fake's own tests."""
 
 from __future__ import annotations
 
