@@ -121,13 +121,14 @@ class Box:
         columns: int = 80,
         rows: int = 24,
         user: str | None = None,
+        cwd: str = "",
         env: dict[str, str] | None = None,
         create: bool = True,
     ) -> GuestTerminal:
         """A terminal session: made, or attached to by its name with its recent output."""
         machine = await self._service.ensure_running(self._row)
         return await machine.guest.session(
-            session, *argv, columns=columns, rows=rows, user=self._user(user), env=env,
+            session, *argv, columns=columns, rows=rows, user=self._user(user), cwd=cwd, env=env,
             create=create,
         )  # fmt: skip
 

@@ -59,7 +59,9 @@ async def exec_command(
         if tty:
             from boxgrove.cli.terminal import run_in_terminal
 
-            return await run_in_terminal(box, command, user=user, env=variables)
+            return await run_in_terminal(
+                box, command, user=user, cwd=cwd, env=variables, timeout_s=timeout_s
+            )
         running = await box.start_command(
             *command, user=user, cwd=cwd, env=variables, stdin=not no_stdin
         )

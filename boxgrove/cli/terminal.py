@@ -14,8 +14,15 @@ from contextlib import contextmanager, suppress
 import click
 
 from boxgrove.grove import Box
+from vm_backends.agent.client import KILL_GRACE_S
 from vm_backends.agent.pty import GuestTerminal
-from vm_backends.errors import Fault, GuestRefused, GuestUnreachable, KeeperUnreachable
+from vm_backends.errors import (
+    Fault,
+    GuestRefused,
+    GuestUnreachable,
+    KeeperUnreachable,
+    TimedOut,
+)
 
 LEAVE_KEY = b"\x1d"
 """Ctrl-]: leave, the session goes on."""
@@ -27,14 +34,41 @@ class Left(Exception):
 
 
 async def run_in_terminal(
-    box: Box, command: tuple[str, ...], *, user: str | None, env: dict[str, str]
+    box: Box,
+    command: tuple[str, ...],
+    *,
+    user: str | None,
+    cwd: str,
+    env: dict[str, str],
+    timeout_s: float | None,
 ) -> int:
     """One command in a terminal of its own; its status."""
     columns, rows = _size()
     session = await box.terminal(
-        "", *command, columns=columns, rows=rows, user=user, env=_with_term(env)
+        "", *command, columns=columns, rows=rows, user=user, cwd=cwd, env=_with_term(env)
     )
-    return await Screen(box, session, leave_key=False).run()
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await Screen(box, session, leave_key=False).run()
+    except TimeoutError:
+        await _end(box, session.name)
+        raise TimedOut(f"the command did not end within {timeout_s:g} s") from None
+
+
+async def _end(box: Box, name: str) -> None:
+    """End what runs in a session: politely, then not."""
+    with suppress(GuestRefused):  # It has just ended by itself.
+        session = await box.terminal(name, create=False)
+        try:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                await session.signal(number)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(KILL_GRACE_S):
+                        while await session.read():
+                            pass
+                        return
+        finally:
+            await session.aclose()
 
 
 async def open_shell(
@@ -120,10 +154,13 @@ class Screen:
             if not keys:
                 await self._session.write(END_OF_INPUT)
                 return
-            if self._leave_key and LEAVE_KEY in keys:
-                raise Left
+            leaving = self._leave_key and LEAVE_KEY in keys
+            if leaving:
+                keys = keys[: keys.index(LEAVE_KEY)]
             with suppress(KeeperUnreachable, GuestUnreachable):
                 await self._session.write(keys)
+            if leaving:
+                raise Left
 
     def _resized(self) -> None:
         async def tell() -> None:

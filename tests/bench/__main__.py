@@ -17,6 +17,7 @@ from tests.bench import bare
 from tests.bench.report import Row, at_least, at_most, below, p50, p95, print_rows
 from vm_backends.agent.client import GuestClient
 from vm_backends.agent.link import AgentLink
+from vm_backends.agent.pipe import Pipe
 from vm_backends.events import Progress
 
 MEMORY_MIB = 256
@@ -85,8 +86,7 @@ async def port_speed(grove: Grove, box: Box) -> list[Row]:
     accelerator = (await grove.service.backend.choose(boot, grove.service.paths.cache)).accelerator
     rows = []
     with bare.bare_machine(boot, image.disk, MEMORY_MIB, accelerator) as machine:
-        reader, writer = await asyncio.open_unix_connection(str(machine.agent))
-        link = AgentLink(reader, writer)
+        link = AgentLink(await Pipe.connect(machine.agent))
         link.start()
         await link.greeting(120)
         guest = GuestClient(link.open)
@@ -144,7 +144,8 @@ async def copy_speed(
                             f"iflag=fullblock,count_bytes 2>/dev/null; echo x > {port}",
                             lambda: _push(wire))  # fmt: skip
         copy_in = await _speed(box.copy_in(source, "/root/copied"))
-        raw_out = await _raw(guest, f"dd if=/dev/zero of={port} bs=64k count={COPY_BYTES // 65536}", lambda: _pull(wire))
+        zeros = f"dd if=/dev/zero of={port} bs=64k count={COPY_BYTES // 65536}"
+        raw_out = await _raw(guest, zeros, lambda: _pull(wire))
         copy_out = await _speed(box.copy_out("/root/copied", back))
         wire.close()
         assert back.read_bytes() == source.read_bytes()

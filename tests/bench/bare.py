@@ -51,7 +51,7 @@ def smallest_ramdisk(folder: Path) -> Path:
 
 def boot_to_first_line(kernel: Path, ramdisk: Path, memory_mib: int, accelerator: str) -> float:
     """Seconds from starting QEMU to the first line that user space prints on the console."""
-    line = command.kernel_command_line(hostname="", root=False)
+    line = command.kernel_command_line(hostname="", root=False, accelerator=accelerator)
     words = [
         str(find_binary()), "-nodefaults", "-no-user-config", "-display", "none",
         "-machine", "q35", *command.processor(accelerator), "-m", f"{memory_mib}M",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from boxgrove.cli.main import MODULES
+from boxgrove.cli.main import MODULES, call
 from boxgrove.version import __version__
 from tests.helpers.homes import Home, assert_fault, wait_until
 from tests.helpers.terminals import Terminal
@@ -25,17 +25,20 @@ SUBCOMMANDS = [("image", "ls"), ("image", "build"), ("image", "rm")]
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_help_has_examples(shared: Home, name: str) -> None:
-    for flag in ("--help", "-h"):
-        said = shared.ok(name, flag)
-        assert "Usage: boxgrove " + name in said
-        assert re.search(r"^  Examples?:\n    boxgrove ", said, re.MULTILINE), said
-        assert max(len(line) for line in said.splitlines()) <= 100
+def test_help_has_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call([name, "--help"]) == 0
+    said = capsys.readouterr().out
+    assert "Usage: boxgrove " + name in said
+    assert re.search(r"^  Examples?:\n    (echo|boxgrove) ?", said, re.MULTILINE), said
+    assert max(len(line) for line in said.splitlines()) <= 100
 
 
 @pytest.mark.parametrize("words", SUBCOMMANDS, ids=" ".join)
-def test_help_of_the_commands_below_image(shared: Home, words: tuple[str, str]) -> None:
-    assert "Usage: boxgrove image" in shared.ok(*words, "--help")
+def test_help_of_the_commands_below_image(
+    words: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call([*words, "-h"]) == 0
+    assert "Usage: boxgrove image" in capsys.readouterr().out
 
 
 def test_the_first_page_names_every_command(shared: Home) -> None:
@@ -213,7 +216,8 @@ def test_copy_and_shell_on_the_fake(shared: Home, tmp_path: Path) -> None:
         terminal.keys(b"\x1d")
         terminal.expect("--session s")
         assert terminal.wait() == 0
-    assert "s" in [one["name"] for one in json.loads(shared.ok("shell", "files", "--list", "--json"))]
+    listed = json.loads(shared.ok("shell", "files", "--list", "--json"))
+    assert [one["name"] for one in listed] == ["s"]
 
 
 def test_doctor(shared: Home) -> None:
@@ -261,9 +265,11 @@ def test_completion_says_nothing_when_the_home_is_broken(fresh: Home) -> None:
     asked = {
         "_BOXGROVE_COMPLETE": "bash_complete", "COMP_WORDS": "boxgrove show x", "COMP_CWORD": "2",
     }  # fmt: skip
-    done = fresh.run(env=asked)
-    assert (done.stdout, done.stderr) == (b"", b"")
-    (fresh.path / "index.db").unlink()
+    try:
+        done = fresh.run(env=asked)
+        assert (done.stdout.strip(), done.stderr) == (b"", b"")
+    finally:
+        (fresh.path / "index.db").unlink()
 
 
 def test_reading_from_a_pipe_that_closes(shared: Home) -> None:

@@ -79,9 +79,7 @@ class Home:
         cwd: Path | None = None,
     ) -> Done:
         """One command to its end."""
-        feed: dict[str, Any] = (
-            {"stdin": subprocess.DEVNULL} if input is None else {"input": input}
-        )
+        feed: dict[str, Any] = {"stdin": subprocess.DEVNULL} if input is None else {"input": input}
         return subprocess.run(
             self._command(words),
             capture_output=True,
@@ -151,9 +149,7 @@ class Home:
     def keeper_pid(self, name: str) -> int:
         folder = str(self.folder(name))
         found = [
-            pid
-            for pid, words in processes()
-            if "vm_backends.keeper" in words and folder in words
+            pid for pid, words in processes() if "vm_backends.keeper" in words and folder in words
         ]
         assert len(found) == 1, f"keepers of {name}: {found}"
         return found[0]

@@ -209,8 +209,14 @@ def editor_survives(home: Home, box: str, open_terminal: OpenTerminal, editor: s
     second = open_terminal("shell", box, "--session", f"edit-{editor}")
     second.expect("unsaved words")
     kill_keeper(home, box)
+    wait_until(
+        lambda: sessions(home, box)[f"edit-{editor}"]["viewers"] == 1,
+        what="its terminal comes back by itself",
+    )
     second.forget()
-    second.expect("unsaved words", 60)  # It came back by itself and painted the screen anew.
+    # The first Escape may have been on its way when the keeper was killed; Ctrl-L paints anew.
+    second.keys(f"{ESCAPE}\x0c")
+    second.expect("unsaved words")
     second.keys(":wq\r")
     wait_until(
         lambda: home.run("exec", box, "--", "cat", path).stdout == b"unsaved words\n",

@@ -146,5 +146,3 @@ async def test_a_start_that_is_given_up_leaves_no_process(home: Home, turns: int
         outcome.mark.kill()
         outcome.reap()
     await asyncio.to_thread(wait_until, lambda: not running(), 10, "nothing is left of it")
-
-

@@ -38,9 +38,7 @@ def removable(tmp_path: Path) -> object:
     make_removable(tmp_path)
 
 
-def test_an_odd_tree_is_equal_both_ways(
-    home: Home, starter: str, tree: Path, work: Path
-) -> None:
+def test_an_odd_tree_is_equal_both_ways(home: Home, starter: str, tree: Path, work: Path) -> None:
     home.ok("cp", str(tree), f"{starter}:/root/tree", timeout=MINUTES)
     home.ok("cp", f"{starter}:/root/tree", str(work / "back"), timeout=MINUTES)
     assert not differences(picture(tree), picture(work / "back"))
@@ -105,9 +103,7 @@ def test_who_owns_what_is_copied_in(home: Home, starter: str, work: Path) -> Non
     (work / "file").write_text("x")
     home.ok("cp", "-u", "claw", str(work / "file"), f"{starter}:/home/claw/mine")
     home.ok("cp", str(work / "file"), f"{starter}:/home/claw/roots")
-    said = home.ok(
-        "exec", starter, "--", "stat", "-c", "%U", "/home/claw/mine", "/home/claw/roots"
-    )
+    said = home.ok("exec", starter, "--", "stat", "-c", "%U", "/home/claw/mine", "/home/claw/roots")
     assert said.split() == ["claw", "root"]
 
 

@@ -89,9 +89,7 @@ def test_user_folder_and_variables(home: Home, starter: str) -> None:
 
 
 def test_what_cannot_be_run(home: Home, starter: str) -> None:
-    assert_fault(
-        home.run("exec", starter, "--", "no-such"), "guest-refused", "no-such", status=127
-    )
+    assert_fault(home.run("exec", starter, "--", "no-such"), "guest-refused", "no-such", status=127)
     assert_fault(home.run("exec", starter, "--", "/etc/passwd"), "guest-refused", status=126)
     assert_fault(home.run("exec", starter, "--", "/etc"), "guest-refused", status=126)
     done = home.run("exec", "-u", "nobody-knows", starter, "--", "id")
@@ -163,9 +161,7 @@ def test_a_reader_that_leaves_ends_it_quietly(home: Home, starter: str) -> None:
     wait_until(lambda: " yes" not in guest_processes(home, starter), what="yes ends")
 
 
-def test_a_terminal_on_request(
-    home: Home, starter: str, open_terminal: OpenTerminal
-) -> None:
+def test_a_terminal_on_request(home: Home, starter: str, open_terminal: OpenTerminal) -> None:
     script = "test -t 0 && test -t 1 && echo both; stty size; exit 5"
     terminal = open_terminal("exec", "-t", starter, "--", "sh", "-c", script, columns=97, rows=31)
     terminal.expect("both")
@@ -181,6 +177,18 @@ def test_a_terminal_takes_keys(starter: str, open_terminal: OpenTerminal) -> Non
     terminal.expect("got:some words")
     terminal.keys(b"\x03")
     assert terminal.wait() == 130
+
+
+def test_a_terminal_with_a_folder_and_a_deadline(
+    home: Home, starter: str, open_terminal: OpenTerminal
+) -> None:
+    script = "pwd; trap '' TERM; while :; do sleep 21098; done"
+    words = ("exec", "-t", "-w", "/etc", "--timeout", "1s", starter, "--", "sh", "-c", script)
+    terminal = open_terminal(*words)
+    terminal.expect("/etc\r")
+    terminal.expect("[timed-out]")
+    assert terminal.wait() == 124
+    assert "21098" not in guest_processes(home, starter)
 
 
 def test_exec_starts_a_stopped_box(home: Home, make_box: MakeBox) -> None:
@@ -231,7 +239,7 @@ def test_a_reader_that_waits_stops_the_guest(home: Home, starter: str) -> None:
     assert running.stdout
 
     def produced() -> int:
-        return int(home.ok("exec", starter, "--", "stat", "-c", "%s", "/run/count"))
+        return int(home.run("exec", starter, "--", "stat", "-c", "%s", "/run/count").stdout or 0)
 
     seen = [0, -1]
 

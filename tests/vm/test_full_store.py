@@ -21,6 +21,7 @@ pytestmark = [
 ]
 
 ROOM = 160 * MIB
+NEW = ("--image", "starter", "--memory", "256M")
 
 
 @contextmanager
@@ -63,7 +64,7 @@ def fill(home: Home, leave: int) -> None:
 
 
 def test_a_box_waits_for_room_and_loses_nothing(narrow: Home, tmp_path: Path) -> None:
-    narrow.ok("create", "full", "--image", "starter", "--memory", "256M", timeout=MAKE_S)
+    narrow.ok("create", "full", *NEW, timeout=MAKE_S)
     fill(narrow, 20 * MIB)
     script = "cat > /root/data && sync && sha256sum /root/data"
     data = os.urandom(60_000_000)
@@ -99,7 +100,7 @@ def test_a_box_waits_for_room_and_loses_nothing(narrow: Home, tmp_path: Path) ->
 
 
 def test_a_box_can_be_stopped_on_a_full_disk(narrow: Home) -> None:
-    narrow.ok("create", "full", "--image", "starter", "--memory", "256M", timeout=MAKE_S)
+    narrow.ok("create", "full", *NEW, timeout=MAKE_S)
     narrow.ok("exec", "full", "--", "sh", "-c", "echo early > /root/early; sync")
     fill(narrow, 0)
     script = "dd if=/dev/urandom of=/root/x bs=1M count=30; sync"
@@ -124,10 +125,10 @@ def test_no_box_is_made_on_a_full_disk(narrow: Home) -> None:
     for leave in (0, 10 * MIB):
         fill(narrow, leave)
         before = {path.name for path in (narrow.path / "boxes").iterdir()}
-        done = narrow.run("create", "late", "--image", "starter", "--memory", "256M", timeout=MAKE_S)
+        done = narrow.run("create", "late", *NEW, timeout=MAKE_S)
         assert_fault(done, "no-space")
         assert done.stderr.decode().splitlines()[-1].startswith("  "), "with a hint"
         assert {path.name for path in (narrow.path / "boxes").iterdir()} == before
         assert_fault(narrow.run("show", "late"), "unknown-box")
         ballast(narrow).unlink()
-    narrow.ok("create", "late", "--image", "starter", "--memory", "256M", timeout=MAKE_S)
+    narrow.ok("create", "late", *NEW, timeout=MAKE_S)

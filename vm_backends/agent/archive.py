@@ -13,14 +13,18 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from vm_backends.agent.protocol import MAX_STRING, Packer
+from vm_backends.agent.frames import Frame
+from vm_backends.agent.protocol import MAX_STRING, Packer, Type
 from vm_backends.agent.stream import ChannelStream
 from vm_backends.errors import Fault, GuestGarbage, NoSpace
 
 Counter = Callable[[int], None]
+T = TypeVar("T")
 CHUNK = 60 * 1024
 BATCH = 256 * 1024
+AHEAD = 1024 * 1024
 UNREADABLE = 0xFFFFFFFF
 MAX_WARNINGS = 200
 
@@ -53,13 +57,24 @@ async def send(source: Path, stream: ChannelStream, on_bytes: Counter | None) ->
     """Send a tree of the host as an archive; the list of what was skipped."""
     warnings: list[str] = []
     pieces = _batches(_walk(source, warnings))
-    while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
-        if not await stream.write(piece):
-            return warnings
-        if on_bytes:
-            on_bytes(len(piece))
+    ahead = _in_thread(next, pieces, None)
+    try:
+        while (piece := await asyncio.shield(ahead)) is not None:
+            # The next piece is read while this one is on its way.
+            ahead = _in_thread(next, pieces, None)
+            if not await stream.write(piece):
+                return warnings
+            if on_bytes:
+                on_bytes(len(piece))
+    finally:
+        await asyncio.wait([ahead])
     await stream.write_eof()
     return warnings
+
+
+def _in_thread(work: Callable[..., T], *arguments: object) -> asyncio.Future[T]:
+    """Work that is waited for even if its caller is cancelled: it holds files open."""
+    return asyncio.ensure_future(asyncio.to_thread(work, *arguments))
 
 
 def _batches(pieces: Iterator[bytes]) -> Iterator[bytes]:
@@ -137,6 +152,34 @@ def _contents(descriptor: int, path: str, warnings: list[str]) -> Iterator[bytes
 
 
 # Receiving
+
+
+async def receive(stream: ChannelStream, receiver: Receiver) -> Frame:
+    """Hand an archive to its receiver as it comes; the first frame that is no data.
+
+    What has come is stored in a thread while more comes in, a bounded piece ahead.
+    """
+    storing: asyncio.Future[None] | None = None
+    held: list[bytes] = []
+    size = 0
+    try:
+        while (frame := await stream.read()).type == Type.DATA:
+            held.append(frame.payload)
+            size += len(frame.payload)
+            if storing and (storing.done() or size >= AHEAD):
+                await asyncio.shield(storing)
+                storing = None
+            if storing is None:
+                storing = _in_thread(receiver.feed, b"".join(held))
+                held, size = [], 0
+        if storing:
+            await asyncio.shield(storing)
+        storing = _in_thread(receiver.feed, b"".join(held))
+        await asyncio.shield(storing)
+        return frame
+    finally:
+        if storing:
+            await asyncio.wait([storing])
 
 
 class Receiver:

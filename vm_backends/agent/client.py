@@ -260,8 +260,7 @@ class GuestClient:
         receiver = archive.Receiver(target, on_bytes)
         try:
             await stream.opened()
-            while (frame := await stream.read()).type == Type.DATA:
-                await asyncio.to_thread(receiver.feed, frame.payload)
+            frame = await archive.receive(stream, receiver)
             if frame.type == Type.EOF:
                 frame = await stream.read()
             status, message = exit_status(frame)

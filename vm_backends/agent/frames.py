@@ -70,10 +70,13 @@ class FrameReader:
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Yield every frame that is complete with `data`; raise StreamLost on nonsense."""
-        self._buffer += data
-        if self._awaited is not None and not self._find_sync(self._awaited):
-            return
-        yield from self._frames()
+        if self._awaited is not None:
+            self._buffer += data
+            if not self._find_sync(self._awaited):
+                return
+            data = bytes(self._buffer)
+            self._buffer.clear()
+        yield from self._frames(data)
 
     def _find_sync(self, record: bytes) -> bool:
         at = self._buffer.find(record)
@@ -88,26 +91,58 @@ class FrameReader:
         self._awaited = None
         return True
 
-    def _frames(self) -> Iterator[Frame]:
-        buffer = self._buffer
+    def _frames(self, data: bytes) -> Iterator[Frame]:
+        """Frames are cut out of `data` itself; only one that is not whole yet is put aside."""
         at = 0
-        try:
-            while len(buffer) - at >= HEADER_SIZE:
-                start, type_, zero, channel, length = _HEADER.unpack_from(buffer, at)
-                if start != START:
-                    if padding := _ZEROS.match(buffer, at):
-                        at = padding.end()
-                        continue
-                    raise StreamLost(f"byte {start:#x} is not the start of a frame")
-                if zero or length > MAX_PAYLOAD:
-                    raise StreamLost("a frame's header is out of bounds")
-                end = at + HEADER_SIZE + length
-                if len(buffer) < end + _CHECK.size:
-                    break
-                if _CHECK.unpack_from(buffer, end)[0] != _check(type_, channel, length):
-                    raise StreamLost("a frame's check does not fit")
-                payload = bytes(memoryview(buffer)[at + HEADER_SIZE : end])
-                at = end + _CHECK.size
-                yield Frame(type_, channel, payload)
-        finally:
-            del buffer[:at]
+        if self._buffer:
+            at = self._complete(data)
+            if at < 0:
+                return
+            yield _frame(self._buffer, 0, _length(self._buffer, 0))
+            self._buffer.clear()
+        while at < len(data):
+            if data[at] == 0:
+                padding = _ZEROS.match(data, at)
+                assert padding
+                at = padding.end()
+                continue
+            if data[at] != START:
+                raise StreamLost(f"byte {data[at]:#x} is not the start of a frame")
+            if len(data) - at < HEADER_SIZE:
+                break
+            length = _length(data, at)
+            if len(data) - at < length + OVERHEAD:
+                break
+            yield _frame(data, at, length)
+            at += length + OVERHEAD
+        self._buffer += data[at:]
+
+    def _complete(self, data: bytes) -> int:
+        """Add to the frame put aside what it lacks; how much that took, -1 if it lacks more."""
+        taken = 0
+        for wanted in (HEADER_SIZE, None):
+            total = _length(self._buffer, 0) + OVERHEAD if wanted is None else wanted
+            lacking = max(0, total - len(self._buffer))
+            self._buffer += data[taken : taken + lacking]
+            taken += lacking
+            if len(self._buffer) < total:
+                return -1
+        return taken
+
+
+def _length(data: bytes | bytearray, at: int) -> int:
+    """The length of the payload that a header announces, if it may be that long."""
+    _, _, zero, _, length = _HEADER.unpack_from(data, at)
+    if zero or length > MAX_PAYLOAD:
+        raise StreamLost("a frame's header is out of bounds")
+    size: int = length
+    return size
+
+
+def _frame(data: bytes | bytearray, at: int, length: int) -> Frame:
+    """The whole frame that starts at `at`, its check made."""
+    _, type_, _, channel, _ = _HEADER.unpack_from(data, at)
+    end = at + HEADER_SIZE + length
+    if _CHECK.unpack_from(data, end)[0] != _check(type_, channel, length):
+        raise StreamLost("a frame's check does not fit")
+    return Frame(type_, channel, bytes(data[at + HEADER_SIZE : end]))

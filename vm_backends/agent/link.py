@@ -13,6 +13,7 @@ from typing import Protocol
 
 from vm_backends.agent import frames
 from vm_backends.agent.frames import Frame, FrameReader, StreamLost
+from vm_backends.agent.pipe import Pipe
 from vm_backends.agent.protocol import (
     ENDS,
     VERSION,
@@ -25,7 +26,6 @@ from vm_backends.agent.protocol import (
 )
 from vm_backends.errors import Fault, GuestGarbage, GuestRefused, GuestUnreachable
 
-READ_SIZE = 256 * 1024
 MAX_DISCARDED = 64 * 1024 * 1024
 MAX_LOSSES = 3
 """How often a greeted guest may talk nonsense before we stop listening to it."""
@@ -53,9 +53,8 @@ Sink = Callable[[Frame | Fault], None]
 class AgentLink:
     """The host's end. `connect` makes one; `run` carries it until the stream ends."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
         self._sinks: dict[int, Sink] = {}
         self._allowance: dict[int, int] = {}
         self._spare: dict[int, int] = {}
@@ -83,7 +82,7 @@ class AgentLink:
         if self._hello.done():
             self._hello = asyncio.get_running_loop().create_future()
             self._hello.add_done_callback(_quiet)
-        self._writer.write(frames.PADDING + frames.sync_record(nonce))
+        self._pipe.write(frames.PADDING + frames.sync_record(nonce))
         self._fail_channels(GuestUnreachable("the connection to the guest was started over"))
 
     async def greeting(self, deadline_s: float) -> Hello:
@@ -116,7 +115,7 @@ class AgentLink:
         self._sinks[number] = sink
         self._allowance[number] = window
         self._spare[number] = SPARE
-        self._writer.write(frames.encode(Type.OPEN, number, payload))
+        self._pipe.write(frames.encode(Type.OPEN, number, payload))
         return number
 
     def forward(self, number: int, type_: int, payload: bytes) -> None:
@@ -126,18 +125,18 @@ class AgentLink:
         if type_ == Type.CREDIT:
             self._allowance[number] += Unpacker(payload).u32()
         self._spare[number] = SPARE
-        self._writer.write(frames.encode(type_, number, payload))
+        self._pipe.write(frames.encode(type_, number, payload))
 
     def abandon(self, number: int) -> None:
         """CLOSE: the guest is told, whatever still comes for the channel is dropped."""
         if self._sinks.pop(number, None) is not None and not self._broken:
             del self._allowance[number], self._spare[number]
-            self._writer.write(frames.encode(Type.CLOSE, number))
+            self._pipe.write(frames.encode(Type.CLOSE, number))
 
     async def drained(self) -> None:
         """Until the stream can take more."""
         try:
-            await self._writer.drain()
+            await self._pipe.drained()
         except OSError as error:
             raise self._broken or GuestUnreachable("the guest's port was closed") from error
 
@@ -151,13 +150,13 @@ class AgentLink:
             self._task = None
         self._break(GuestUnreachable("the connection to the guest was closed"))
         # Not close(): that waits for a guest to take what is unsent, and a paused one never will.
-        self._writer.transport.abort()
+        self._pipe.abort()
 
     # Inside
 
     async def _run(self) -> None:
         try:
-            while data := await self._reader.read(READ_SIZE):
+            while data := await self._pipe.read():
                 self._take(data)
             self._break(GuestUnreachable("the guest's port was closed"))
         except OSError as error:

@@ -76,6 +76,10 @@ class GuestTerminal:
     async def resize(self, columns: int, rows: int) -> None:
         await self._stream.resize(columns, rows)
 
+    async def signal(self, number: int) -> None:
+        """To whatever runs in its foreground."""
+        await self._stream.signal(number)
+
     async def aclose(self) -> None:
         """Leave; the session stays."""
         await self._stream.aclose()

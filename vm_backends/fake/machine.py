@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vm_backends.agent.link import AgentLink
+from vm_backends.agent.pipe import Pipe
 from vm_backends.agent.protocol import Hello, Kind, Packer
 from vm_backends.contract import Machine
 from vm_backends.errors import EngineFailed, Fault, KernelMissing
@@ -176,7 +177,7 @@ async def _plug_in(guest: FakeGuest) -> AgentLink:
     ours, theirs = socket.socketpair()
     try:
         await guest.serve(theirs)
-        return AgentLink(*await asyncio.open_connection(sock=ours))
+        return AgentLink(await Pipe.over(ours))
     except BaseException:
         ours.close()
         await guest.unplug()

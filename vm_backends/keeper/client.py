@@ -14,6 +14,7 @@ from typing import Any
 from vm_backends import errors
 from vm_backends.agent.client import GuestClient
 from vm_backends.agent.frames import Frame, FrameReader, encode
+from vm_backends.agent.pipe import Pipe
 from vm_backends.agent.protocol import Kind, Type, open_payload
 from vm_backends.errors import EngineFailed, KeeperUnreachable, WrongState
 from vm_backends.keeper import record
@@ -22,7 +23,6 @@ from vm_backends.keeper.record import MachineRecord, keeper_alive, read_record
 from vm_backends.state import MachineState, Verb, allowed, why_not
 
 CONNECT_S = 15.0
-READ_SIZE = 256 * 1024
 
 
 class KeptMachine:
@@ -169,27 +169,26 @@ class KeptMachine:
 class Connection:
     """One socket to a keeper, in frames."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
         self._incoming = FrameReader()
         self._frames: list[Frame] = []
 
     @staticmethod
     async def make(path: Path) -> Connection:
-        return Connection(*await asyncio.open_unix_connection(str(path), limit=1024 * 1024))
+        return Connection(await Pipe.connect(path))
 
     async def send(self, data: bytes) -> None:
         try:
-            self._writer.write(data)
-            await self._writer.drain()
+            self._pipe.write(data)
+            await self._pipe.drained()
         except OSError as error:
             raise KeeperUnreachable("the box's keeper went away") from error
 
     async def receive(self) -> Frame:
         while not self._frames:
             try:
-                data = await self._reader.read(READ_SIZE)
+                data = await self._pipe.read()
             except OSError as error:
                 raise KeeperUnreachable("the box's keeper went away") from error
             if not data:
@@ -208,7 +207,7 @@ class Connection:
         return parse(frame.payload)
 
     def close(self) -> None:
-        self._writer.close()
+        self._pipe.close()
 
 
 class KeeperChannel:

@@ -19,6 +19,7 @@ from vm_backends.agent import frames
 from vm_backends.agent.client import GuestClient
 from vm_backends.agent.frames import Frame, FrameReader, StreamLost
 from vm_backends.agent.link import AgentLink
+from vm_backends.agent.pipe import Pipe
 from vm_backends.agent.protocol import ENDS, Malformed, Packer, Type, Unpacker
 from vm_backends.contract import Machine
 from vm_backends.errors import Fault, Unsupported
@@ -30,7 +31,6 @@ from vm_backends.process import ProcessMark
 from vm_backends.state import MachineState
 
 log = logging.getLogger("boxgrove.keeper")
-READ_SIZE = 256 * 1024
 MAX_REQUEST_WINDOW = 4 * 1024 * 1024
 FAREWELL_S = 5.0
 
@@ -72,7 +72,10 @@ class Keeper:
         path.unlink(missing_ok=True)
         mask = os.umask(0o177)
         try:
-            server = await asyncio.start_unix_server(self._connected, str(path), backlog=64)
+            loop = asyncio.get_running_loop()
+            server = await loop.create_unix_server(
+                lambda: Pipe(self._connected), str(path), backlog=64
+            )
         finally:
             os.umask(mask)
         on_listening()
@@ -98,8 +101,8 @@ class Keeper:
         for client in list(self._clients):
             client.close()
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        client = Client(self, reader, writer)
+    async def _connected(self, pipe: Pipe) -> None:
+        client = Client(self, pipe)
         self._clients.add(client)
         try:
             await client.run()
@@ -175,12 +178,9 @@ class Keeper:
 class Client:
     """One connection: requests, or one channel to the guest."""
 
-    def __init__(
-        self, keeper: Keeper, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    def __init__(self, keeper: Keeper, pipe: Pipe) -> None:
         self._keeper = keeper
-        self._reader = reader
-        self._writer = writer
+        self._pipe = pipe
         self._channel: int | None = None
         self._link: AgentLink | None = None
         self._watching = False
@@ -192,7 +192,7 @@ class Client:
     async def run(self) -> None:
         incoming = FrameReader()
         try:
-            while data := await self._reader.read(READ_SIZE):
+            while data := await self._pipe.read():
                 for frame in incoming.feed(data):
                     await self._take(frame)
                 if self._link:
@@ -202,7 +202,7 @@ class Client:
         finally:
             if self._channel is not None and self._link:
                 self._link.abandon(self._channel)
-            self._writer.close()
+            self._pipe.close()
 
     async def _take(self, frame: Frame) -> None:
         if frame.type == Talk.REQUEST:
@@ -223,9 +223,9 @@ class Client:
             answer = message(Talk.FAULT, fault.to_wire())
         finally:
             self.answering = False
-        self._writer.write(answer)
+        self._pipe.write(answer)
         with suppress(OSError):
-            await self._writer.drain()
+            await self._pipe.drained()
 
     def _open(self, payload: bytes) -> None:
         try:
@@ -240,18 +240,18 @@ class Client:
     def _hand_back(self, got: Frame | Fault) -> None:
         if isinstance(got, Fault):
             self._channel = None
-            self._writer.write(message(Talk.FAULT, got.to_wire()))
+            self._pipe.write(message(Talk.FAULT, got.to_wire()))
             return
         if got.type in ENDS:
             self._channel = None
-        self._writer.write(frames.encode(got.type, 0, got.payload))
+        self._pipe.write(frames.encode(got.type, 0, got.payload))
 
     def tell(self, event: dict[str, Any]) -> None:
         if self._watching:
-            self._writer.write(message(Talk.EVENT, event))
+            self._pipe.write(message(Talk.EVENT, event))
 
     def close(self) -> None:
-        self._writer.close()
+        self._pipe.close()
 
 
 async def tell_the_time(machine: Machine) -> None:

@@ -7,7 +7,6 @@ until the host restarts or QEMU or the kernel changes.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import platform
@@ -17,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vm_backends.agent.link import AgentLink
+from vm_backends.agent.pipe import Pipe
 from vm_backends.contract import Engine
 from vm_backends.errors import BadSpec, Fault
 from vm_backends.process import boot_id, wait_gone
@@ -109,8 +109,7 @@ async def _boot_once(binary: Path, boot: BootFiles, folder: Path, accelerator: s
     monitor = Monitor(lambda name, data: None)
     link: AgentLink | None = None
     try:
-        reader, writer = await asyncio.open_unix_connection(str(folder / launch.AGENT))
-        link = AgentLink(reader, writer)
+        link = AgentLink(await Pipe.connect(folder / launch.AGENT))
         link.start()
         await monitor.connect(folder / launch.MONITOR)
         await monitor.execute("cont")

@@ -28,6 +28,11 @@ _QUIET_BOOT = (
 )
 
 
+_NO_STRING_COPIES = "clearcpuid=112"
+"""Feature 112 is «rep_good»: copy with string instructions, which the emulator steps through word
+by word. Without it the guest's kernel copies in plain loops, two to three times faster."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sockets:
     """Descriptor numbers of listening sockets, as QEMU will see them."""
@@ -43,8 +48,10 @@ class DiskFiles:
     base: Path
 
 
-def kernel_command_line(*, hostname: str, root: bool) -> str:
+def kernel_command_line(*, hostname: str, root: bool, accelerator: str) -> str:
     words = [_QUIET_BOOT]
+    if accelerator == "tcg":
+        words.append(_NO_STRING_COPIES)
     if root:
         words.append(f"boxgrove.root=/dev/vda boxgrove.hostname={hostname}")
     return " ".join(words)
@@ -71,7 +78,8 @@ def arguments(
                 "resourcecontrol=deny"]  # fmt: skip
     command += ["-rtc", "base=utc,clock=host"]
     command += ["-kernel", str(boot.kernel), "-initrd", str(boot.initrd)]
-    command += ["-append", kernel_command_line(hostname=name, root=disk is not None)]
+    line = kernel_command_line(hostname=name, root=disk is not None, accelerator=accelerator)
+    command += ["-append", line]
     command += _sockets(sockets)
     command += ["-object", "rng-random,id=entropy,filename=/dev/urandom"]
     command += ["-device", "virtio-rng-pci,rng=entropy"]

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from vm_backends.agent.client import GuestClient
 from vm_backends.agent.link import AgentLink
+from vm_backends.agent.pipe import Pipe
 from vm_backends.agent.protocol import Hello
 from vm_backends.contract import Machine
 from vm_backends.errors import (
@@ -238,12 +239,10 @@ class QemuMachine(Machine):
     async def _connect(self) -> None:
         try:
             await self._console.connect(self.run / launch.CONSOLE)
-            reader, writer = await asyncio.open_unix_connection(
-                str(self.run / launch.AGENT), limit=1024 * 1024
-            )
+            pipe = await Pipe.connect(self.run / launch.AGENT)
         except OSError as error:
             raise EngineFailed(f"QEMU's sockets are gone: {error.strerror}") from error
-        self._agent = AgentLink(reader, writer)
+        self._agent = AgentLink(pipe)
         self._agent.on_hello = self._on_hello
         self._agent.start()
         await self._monitor.connect(self.run / launch.MONITOR)

@@ -54,6 +54,7 @@ uint16_t read_u16(struct reader *r);
 uint32_t read_u32(struct reader *r);
 uint64_t read_u64(struct reader *r);
 char *read_str(struct reader *r);                 /* NUL-terminated, inside the payload */
+void copy_bytes(void *to, const void *from, size_t length); /* forward; `to` may overlap below */
 size_t read_list(struct reader *r, char **into, size_t most); /* NULL-terminated; most >= 1 */
 bool read_done(struct reader *r);                 /* all read, nothing bad */
 

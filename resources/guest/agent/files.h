@@ -46,6 +46,9 @@ bool place_bytes(struct place *p, const uint8_t *data, size_t length);
 bool place_file_done(struct place *p, bool keep);
 bool place_finish(struct place *p);
 void place_release(struct place *p);
+void bulk_begin(const struct place *p, uint64_t size);   /* p->file was opened for so much */
+bool bulk_write(const struct place *p, const uint8_t *data, size_t length); /* false: errno */
+bool bulk_end(const struct place *p, bool keep);
 bool place_failed(struct place *p, const char *path, const char *why);
 
 #endif

@@ -205,28 +205,22 @@ static bool start_file(struct place *p, const struct entry *e, int folder, const
     p->file_folder = folder;   /* stays open: the next entry comes only after this file */
     p->pending = *e;
     strcpy(p->file_name, name);
+    bulk_begin(p, e->size);
     return true;
 }
 
 bool place_bytes(struct place *p, const uint8_t *data, size_t length)
 {
-    while (length) {
-        ssize_t n = write(p->file, data, length);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return failed(p, p->file_name);
-        data += n;
-        length -= (size_t)n;
-    }
-    return true;
+    return bulk_write(p, data, length) || failed(p, p->file_name);
 }
 
 bool place_file_done(struct place *p, bool keep)
 {
     struct entry *e = &p->pending;
-    bool ok = true;
-    if (keep) {
+    bool ok = bulk_end(p, keep);
+    if (keep && !ok)
+        failed(p, p->file_name);
+    if (keep && ok) {
         owner_of(p, &e->uid, &e->gid);
         ok = give(p->file, e->uid, e->gid, e->mode);
         if (ok) {

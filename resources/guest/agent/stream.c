@@ -142,7 +142,7 @@ uint8_t *in_room(size_t *room)
     if (in_at == in_end)
         in_at = in_end = 0;
     if (in_at && IN_SIZE - in_end < MAX_PAYLOAD) {
-        memmove(in, in + in_at, in_end - in_at);
+        copy_bytes(in, in + in_at, in_end - in_at);
         in_end -= in_at;
         in_at = 0;
     }

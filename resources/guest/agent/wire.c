@@ -41,6 +41,22 @@ uint64_t read_u64(struct reader *r)
     return p ? get64(p) : 0;
 }
 
+/* Sixteen bytes at a time. libc uses the processor's string instructions, which an emulator steps
+ * through one word after the other: ten times slower. Forward, so `to` may lie before `from`. */
+typedef uint8_t sixteen __attribute__((vector_size(16), aligned(1), may_alias));
+
+void copy_bytes(void *to, const void *from, size_t length)
+{
+    uint8_t *t = to;
+    const uint8_t *f = from;
+    for (; length >= 16; length -= 16, t += 16, f += 16)
+        *(sixteen *)t = *(const sixteen *)f;
+    while (length--) {
+        *t++ = *f++;
+        __asm__ volatile("");      /* or the compiler makes it a call of memcpy */
+    }
+}
+
 char *read_str(struct reader *r)
 {
     static char empty[1];

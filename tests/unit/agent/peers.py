@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 from vm_backends.agent import frames
 from vm_backends.agent.link import AgentLink
+from vm_backends.agent.pipe import Pipe
 from vm_backends.agent.protocol import VERSION, Hello, Type
 
 HELLO = Hello(VERSION, "ab" * 16, True, "6.1", "peer")
@@ -47,7 +48,7 @@ async def linked() -> AsyncIterator[tuple[AgentLink, Peer]]:
     ours, theirs = socket.socketpair()
     # The padding alone is longer than the usual limit of `readuntil`.
     reader, writer = await asyncio.open_connection(sock=theirs, limit=2**20)
-    link = AgentLink(*await asyncio.open_connection(sock=ours))
+    link = AgentLink(await Pipe.over(ours))
     link.start()
     try:
         yield link, Peer(reader, writer)
