@@ -23,6 +23,7 @@ from vm_backends.errors import (
     KeeperUnreachable,
     TimedOut,
 )
+from vm_backends.state import MachineState
 
 LEAVE_KEY = b"\x1d"
 """Ctrl-]: leave, the session goes on."""
@@ -135,6 +136,11 @@ class Screen:
     async def _reattach(self) -> None:
         columns, rows = _size()
         await self._session.aclose()
+        status = await self._box.status()
+        if status.state is not MachineState.RUNNING:
+            # Attaching would start it again, and somebody has just ended it.
+            ended = f'the box "{self._box.name}" is {status.state.value}'
+            raise GuestUnreachable(f"{ended}: {status.why}" if status.why else ended, hint="")
         try:
             self._session = await self._box.terminal(
                 self._session.name, columns=columns, rows=rows, create=False

@@ -262,3 +262,16 @@ def test_a_keeper_is_lean(home: Home, starter: str) -> None:
     maps = Path(f"/proc/{home.keeper_pid(starter)}/maps").read_text()
     for heavy in ("pydantic", "rich", "click", "PySide6", "sqlite"):
         assert heavy not in maps
+
+
+def test_a_shell_does_not_wake_a_box_that_was_stopped(
+    home: Home, starter: str, open_terminal: OpenTerminal
+) -> None:
+    terminal = open_terminal("shell", starter)
+    ask(terminal, "echo open-$((40+2))", "open-42")
+    home.ok("stop", starter)
+    terminal.expect('box "clients-box" is stop')
+    assert terminal.wait() == 1
+    assert home.state(starter) == "stopped"
+    assert not home.processes_of(starter)
+    home.ok("start", starter)
