@@ -22,11 +22,13 @@ from vm_backends.errors import (
     GuestUnreachable,
     KeeperUnreachable,
     TimedOut,
+    WrongState,
 )
 from vm_backends.state import MachineState
 
 LEAVE_KEY = b"\x1d"
 """Ctrl-]: leave, the session goes on."""
+REATTACH_S = 20.0
 END_OF_INPUT = b"\x04"
 
 
@@ -134,19 +136,35 @@ class Screen:
         return 0 if self._session.status is None else _shell_status(self._session.status)
 
     async def _reattach(self) -> None:
-        columns, rows = _size()
+        """Back to the session, as soon as a keeper and the guest's agent answer again."""
         await self._session.aclose()
+        deadline = asyncio.get_running_loop().time() + REATTACH_S
+        while True:
+            await self._refuse_unless_running()
+            try:
+                await self._attach()
+                return
+            except (KeeperUnreachable, GuestUnreachable):
+                if asyncio.get_running_loop().time() > deadline:
+                    raise
+                # A keeper that is being replaced tells nobody when it will be there.
+                await asyncio.sleep(0.1)
+
+    async def _refuse_unless_running(self) -> None:
+        """Attaching would start a box that somebody has just ended."""
         status = await self._box.status()
         if status.state is not MachineState.RUNNING:
-            # Attaching would start it again, and somebody has just ended it.
             ended = f'the box "{self._box.name}" is {status.state.value}'
-            raise GuestUnreachable(f"{ended}: {status.why}" if status.why else ended, hint="")
+            raise WrongState(f"{ended}: {status.why}" if status.why else ended)
+
+    async def _attach(self) -> None:
+        columns, rows = _size()
         try:
             self._session = await self._box.terminal(
                 self._session.name, columns=columns, rows=rows, create=False
             )
         except GuestRefused as gone:
-            raise GuestUnreachable("the session is gone: its box was started anew") from gone
+            raise WrongState("the session is gone: its box was started anew") from gone
 
     async def _redraw(self) -> None:
         """Full-screen programs paint themselves anew when their window changes size."""

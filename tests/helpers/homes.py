@@ -183,9 +183,9 @@ class Home:
 
     def remove(self) -> None:
         """End and remove everything; whatever still runs for this home is a failure."""
-        self.end_commands()
-        self.end_boxes()
         try:
+            self.end_commands()
+            self.end_boxes()
             wait_until(lambda: not self.processes(), 20, "processes of the home end")
         except AssertionError as error:
             raise AssertionError(f"left running: {self.processes()}") from error
