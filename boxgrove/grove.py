@@ -21,6 +21,7 @@ from boxgrove.core.store import Store
 from boxgrove.core.trash import collect_leftovers
 from boxgrove.images import Image, ImageStore
 from boxgrove.images.pretend import PretendImages
+from vm_backends.agent.archive import CopyFailed
 from vm_backends.agent.client import ExecResult, GuestCommand, Metrics, Output
 from vm_backends.agent.pty import GuestTerminal, SessionInfo
 from vm_backends.errors import GuestRefused
@@ -124,12 +125,16 @@ class Box:
         cwd: str = "",
         env: dict[str, str] | None = None,
         create: bool = True,
+        passing: bool = False,
     ) -> GuestTerminal:
-        """A terminal session: made, or attached to by its name with its recent output."""
+        """A terminal session: made, or attached to by its name with its recent output.
+
+        It waits for its next viewer when this one closes, unless it was made a `passing` one.
+        """
         machine = await self._service.ensure_running(self._row)
         return await machine.guest.session(
             session, *argv, columns=columns, rows=rows, user=self._user(user), cwd=cwd, env=env,
-            create=create,
+            create=create, passing=passing,
         )  # fmt: skip
 
     async def sessions(self) -> list[SessionInfo]:
@@ -141,6 +146,7 @@ class Box:
         on_bytes: Callable[[int], None] | None = None, user: str | None = None,
     ) -> list[str]:  # fmt: skip
         """Copy a file or a tree into the box, as `cp -r` would; what was skipped, and why."""
+        _refuse_relative(target)
         machine = await self._service.ensure_running(self._row)
         origin = Path(source)
         found = await machine.guest.stat(target)
@@ -157,6 +163,7 @@ class Box:
         on_bytes: Callable[[int], None] | None = None,
     ) -> list[str]:  # fmt: skip
         """Copy a file or a tree out of the box, as `cp -r` would; what was skipped, and why."""
+        _refuse_relative(source)
         machine = await self._service.ensure_running(self._row)
         goal = Path(target)
         if goal.is_dir():
@@ -249,6 +256,13 @@ async def open_grove(
         yield Grove(BoxService(paths, store, images, backend=chosen))
     finally:
         store.close()
+
+
+def _refuse_relative(path: str) -> None:
+    if not path.startswith("/"):
+        raise CopyFailed(
+            f'"{shown(path, 120)}" is not a path in a box', hint="It starts with /, as in a:/root/."
+        )
 
 
 @contextmanager

@@ -63,6 +63,9 @@ class Backend(Protocol):
     async def probe(self) -> Mapping[Feature, Support]:
         """What this host can do with this engine. Quick, changes nothing."""
 
+    async def require(self) -> None:
+        """Raise the Fault that keeps this engine from running anything here, if there is one."""
+
     async def choose(self, boot: BootFiles, cache: Path) -> Engine:
         """The accelerator to use, proven by booting once; the verdict is kept in `cache`."""
 

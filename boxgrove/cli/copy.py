@@ -50,7 +50,7 @@ def _split(text: str) -> tuple[str | None, str]:
     name, colon, path = text.partition(":")
     if not colon or "/" in name or not name:
         return None, text
-    return name, path or "."
+    return name, path
 
 
 def _bytes_of(source: Path) -> int | None:

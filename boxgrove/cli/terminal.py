@@ -48,8 +48,9 @@ async def run_in_terminal(
     """One command in a terminal of its own; its status."""
     columns, rows = _size()
     session = await box.terminal(
-        "", *command, columns=columns, rows=rows, user=user, cwd=cwd, env=_with_term(env)
-    )
+        "", *command, columns=columns, rows=rows, user=user, cwd=cwd, env=_with_term(env),
+        passing=True,
+    )  # fmt: skip
     try:
         async with asyncio.timeout(timeout_s):
             return await Screen(box, session, leave_key=False).run()

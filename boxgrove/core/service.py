@@ -90,6 +90,7 @@ class BoxService:
             memory_mib=new.memory_mib, disk_bytes=new.disk_bytes, user=new.user,
         )  # fmt: skip
         self._check(box)
+        await registry.backend(box.backend).require()
         image = await self.images.ensure(new.image, progress)
         boot = await self.images.boot_files(progress)
         engine = await self._choose(boot, progress)

@@ -346,3 +346,17 @@ def test_a_killed_create_is_cleaned_up_by_the_next_command(fresh: Home) -> None:
         if known:
             fresh.ok("rm", "half")
             fresh.ok("trash", "--empty", "--yes")
+
+
+def test_no_engine_is_told_before_anything_is_built(fresh: Home) -> None:
+    missing = {"BOXGROVE_BACKEND": "qemu", "BOXGROVE_QEMU": "qemu-system-nowhere"}
+    done = fresh.run("create", "a", "--image", "starter", env=missing)
+    assert_fault(done, "engine-missing", "qemu-system-nowhere", "Install")
+    assert not list((fresh.path / "images").iterdir())
+    assert not fresh.box_folders()
+
+
+def test_a_path_in_a_box_is_absolute(fresh: Home, tmp_path: Path) -> None:
+    fresh.ok("create", "a")
+    assert_fault(fresh.run("cp", "a:notes", str(tmp_path)), "copy-failed", "notes", "a:/root")
+    assert_fault(fresh.run("cp", str(tmp_path), "a:"), "copy-failed", "not a path")

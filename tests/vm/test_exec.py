@@ -170,6 +170,17 @@ def test_a_terminal_on_request(home: Home, starter: str, open_terminal: OpenTerm
     assert home.run("exec", starter, "--", "test", "-t", "0").returncode == 1
 
 
+def test_a_killed_client_hangs_up_on_its_terminal(
+    home: Home, starter: str, open_terminal: OpenTerminal
+) -> None:
+    script = "echo rea''dy; exec sleep 56789"
+    terminal = open_terminal("exec", "-t", starter, "--", "sh", "-c", script)
+    terminal.expect("ready")
+    assert "56789" in guest_processes(home, starter)
+    terminal.kill()
+    wait_until(lambda: "56789" not in guest_processes(home, starter), what="it is hung up on")
+
+
 def test_a_terminal_takes_keys(starter: str, open_terminal: OpenTerminal) -> None:
     script = "read line; echo got:$line; cat"
     terminal = open_terminal("exec", "-t", starter, "--", "sh", "-c", script)

@@ -196,10 +196,15 @@ class GuestClient:
         cwd: str = "",
         env: dict[str, str] | None = None,
         create: bool = True,
+        passing: bool = False,
     ) -> GuestTerminal:
-        """Attach to the terminal session of that name, or make it."""
+        """Attach to the terminal session of that name, or make it.
+
+        A `passing` one is hung up on when its last viewer closes; others wait for the next.
+        """
         variables = [f"{key}={value}" for key, value in (env or {}).items()]
-        packed = Packer().u8(1 if create else 0).text(name).text(user).text(cwd).texts(variables)
+        flags = (1 if create else 0) | (4 if passing else 0)
+        packed = Packer().u8(flags).text(name).text(user).text(cwd).texts(variables)
         packed.texts(argv).u16(columns).u16(rows)
         stream = ChannelStream(await self._open(Kind.SESSION, packed.done()))
         try:

@@ -36,6 +36,9 @@ class FakeBackend:
             Feature.REATTACH: Support(False, "a fake machine lives inside its keeper"),
         }
 
+    async def require(self) -> None:
+        """Nothing is needed to pretend."""
+
     async def choose(self, boot: BootFiles, cache: Path) -> Engine:
         return Engine("none", "a pretend machine: nothing really runs")
 

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,14 +22,14 @@ from vm_backends.registry import backend
 from vm_backends.spec import MachineSpec
 from vm_backends.state import MachineState
 
-ALREADY_KEPT = 3
 LOG_LIMIT = 256 * 1024
 
 
-async def keep(home: Path, run: Path, *, start: bool, ready_fd: int | None) -> int:
+async def keep(home: Path, run: Path, *, start: bool, tell: Callable[[bytes], None]) -> int:
     lock = record.KeeperLock(home)
     if not lock.take():
-        return ALREADY_KEPT
+        tell(record.ALREADY_KEPT)
+        return 0
     spec = MachineSpec.from_json((home / record.SPEC).read_text())
     run.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
@@ -41,16 +42,10 @@ async def keep(home: Path, run: Path, *, start: bool, ready_fd: int | None) -> i
         logging.getLogger("boxgrove.keeper").warning("%s: %s", fault.code, fault.message)
         return 1
     keeper = Keeper(machine)
-
-    def tell_ready() -> None:
-        if ready_fd is not None:
-            # Whoever asked for the keeper may have left (Ctrl-C): it goes on all the same.
-            with suppress(BrokenPipeError):
-                os.write(ready_fd, b"1")
-            os.close(ready_fd)
-
     async with asyncio.TaskGroup() as group:
-        serving = group.create_task(keeper.serve(run / record.SOCKET, tell_ready))
+        serving = group.create_task(
+            keeper.serve(run / record.SOCKET, lambda: tell(record.LISTENING))
+        )
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)
         group.create_task(keeper.begin(start=start))
         gc.collect()
@@ -63,6 +58,17 @@ async def keep(home: Path, run: Path, *, start: bool, ready_fd: int | None) -> i
 def main(words: list[str]) -> int:
     home, run = Path(words[0]), Path(words[1])
     ready_fd = int(words[words.index("--ready-fd") + 1]) if "--ready-fd" in words else None
+    if ready_fd is not None and os.fork():
+        # We outlive whoever started us: they should have no child to look after.
+        os._exit(0)
+
+    def tell(word: bytes) -> None:
+        if ready_fd is not None:
+            # Whoever asked for the keeper may have left (Ctrl-C): it goes on all the same.
+            with suppress(BrokenPipeError):
+                os.write(ready_fd, word)
+            os.close(ready_fd)
+
     log = home / record.LOG
     with suppress(FileNotFoundError):
         if log.stat().st_size > LOG_LIMIT:
@@ -72,7 +78,7 @@ def main(words: list[str]) -> int:
     )
     logging.captureWarnings(True)
     try:
-        return asyncio.run(keep(home, run, start="--start" in words, ready_fd=ready_fd))
+        return asyncio.run(keep(home, run, start="--start" in words, tell=tell))
     except (asyncio.CancelledError, KeyboardInterrupt):
         return 0
     except BaseException:

@@ -142,16 +142,12 @@ class KeptMachine:
             os.close(tell)
             os.close(log)
         try:
-            listening = await _one_byte(ready, CONNECT_S)
+            told = await _one_byte(ready, CONNECT_S)
         finally:
             os.close(ready)
-        if not listening:
-            self._explain(await asyncio.to_thread(child.wait, CONNECT_S))
-
-    def _explain(self, status: int) -> None:
-        from vm_backends.keeper.__main__ import ALREADY_KEPT
-
-        if status == ALREADY_KEPT:
+            # It has made itself independent by now, or failed: no child of ours stays behind.
+            await asyncio.to_thread(child.wait)
+        if told:
             return
         self._raise_recorded()
         raise EngineFailed(
@@ -233,15 +229,15 @@ class KeeperChannel:
         return first or b""
 
 
-async def _one_byte(descriptor: int, deadline_s: float) -> bool:
-    """Wait for a byte on a pipe; False if it was closed or nothing came."""
+async def _one_byte(descriptor: int, deadline_s: float) -> bytes:
+    """Wait for a byte on a pipe; nothing if it was closed or none came in time."""
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
     loop.add_reader(descriptor, readable.set)
     try:
         await asyncio.wait_for(readable.wait(), deadline_s)
-        return bool(os.read(descriptor, 1))
+        return os.read(descriptor, 1)
     except TimeoutError:
-        return False
+        return b""
     finally:
         loop.remove_reader(descriptor)

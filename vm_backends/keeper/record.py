@@ -24,6 +24,10 @@ STATE = "state.json"
 LOCK = "keeper.lock"
 LOG = "keeper.log"
 SOCKET = "k"
+
+# What a new keeper tells whoever started it; if it tells nothing it has failed.
+LISTENING = b"1"
+ALREADY_KEPT = b"2"
 ROOM = 4096
 """The state file always has this size: writing over it needs no room that a full disk lacks."""
 

@@ -43,6 +43,9 @@ class QemuBackend:
             Feature.ROLLBACK: later,
         }
 
+    async def require(self) -> None:
+        await asyncio.to_thread(find_qemu)
+
     async def choose(self, boot: BootFiles, cache: Path) -> Engine:
         from vm_backends.qemu import accelerator
 

@@ -51,7 +51,9 @@ static void leave(struct viewer *v)
 
 static void session_drop(struct channel *c, bool closed)
 {
-    (void)closed;
+    struct session *s = of(c)->session;
+    if (closed && s->passing && s->viewers == 1 && !s->reaped)
+        sys_kill(-s->pid, SIGHUP);
     leave(of(c));
 }
 
@@ -352,7 +354,7 @@ void session_open(struct channel *c, struct reader *r)
     read_list(r, env, MAX_ARGS);
     size_t count = read_list(r, argv, MAX_ARGS);
     unsigned columns = read_u16(r), rows = read_u16(r);
-    if (!read_done(r) || flags & ~3u) {
+    if (!read_done(r) || flags & ~7u) {
         channel_refuse(c, EPROTO, "malformed SESSION");
         return;
     }
@@ -366,7 +368,7 @@ void session_open(struct channel *c, struct reader *r)
         resize(s, columns, rows);
         return;
     }
-    if (s || !flags) {
+    if (s || !(flags & 3)) {
         channel_refuse(c, s ? EEXIST : ENOENT, s ? "that session exists" : "no such session");
         return;
     }
@@ -388,8 +390,10 @@ void session_open(struct channel *c, struct reader *r)
     error = l.env ? create(&s, name, &l, columns, rows) : E2BIG;
     if (error)
         channel_refuse(c, error, "");
-    else
+    else {
+        s->passing = flags & 4;
         view(c, s, true);
+    }
 }
 
 void sessions_list(struct channel *c, struct reader *r)

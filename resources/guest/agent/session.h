@@ -15,6 +15,7 @@ enum { READ_SLICE = 64 * 1024, SESSION_NAME = 64 };
 
 struct session {
     bool used, started, ready, reaped, drained;
+    bool passing;              /* hung up on when its last viewer closes */
     bool over;                 /* nothing more will come; only its viewers keep it */
     struct watch terminal, status;
     pid_t pid;
