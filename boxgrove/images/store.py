@@ -53,20 +53,9 @@ class ImageStore:
 
     def known(self) -> builtins.list[KnownImage]:
         """What can be built here."""
-        import tomllib
+        from boxgrove.images import recipes
 
-        with (self._resources / "images.toml").open("rb") as file:
-            recipes = tomllib.load(file)
-        return [
-            KnownImage(
-                name=name,
-                about=str(recipe["about"]),
-                size_bytes=int(recipe["size_mib"]) << 20,
-                download_bytes=int(recipe["download_mib"]) << 20,
-                seconds=int(recipe["seconds"]),
-            )
-            for name, recipe in recipes.items()
-        ]
+        return recipes.read(self._resources / "images.toml")
 
     def recipe(self, name: str) -> KnownImage:
         """The one of `known` with that name."""
