@@ -19,7 +19,9 @@ run: setup
 	@$(BIN)/boxgrove tour
 
 test: setup
-	@$(BIN)/python -m pytest
+	@scratch=$$(mktemp -d) && \
+	$(BIN)/python -m pytest --basetemp="$$scratch/pytest"; status=$$?; \
+	chmod -R u+rwX "$$scratch"; rm -rf "$$scratch"; exit $$status
 
 bench: setup
 	@$(BIN)/python -m tests.bench
