@@ -6,7 +6,7 @@ import asyncio
 
 from vm_backends.agent.frames import MAX_PAYLOAD, Frame
 from vm_backends.agent.link import Channel, printable, refusal
-from vm_backends.agent.protocol import ENDS, WINDOW, Malformed, Packer, Type, Unpacker
+from vm_backends.agent.protocol import ENDS, WINDOW, Packer, Type, Unpacker
 from vm_backends.errors import GuestGarbage, GuestUnreachable
 
 GRANT_AT = WINDOW // 4
@@ -114,6 +114,3 @@ def exit_status(frame: Frame) -> tuple[int, str]:
 
 def _parse(frame: Frame) -> Unpacker:
     return Unpacker(frame.payload)
-
-
-__all__ = ["ChannelStream", "Malformed", "exit_status"]

@@ -84,7 +84,8 @@ class KeptMachine:
         """A channel to the guest's agent, on a connection of its own."""
         self._refuse_unless(Verb.USE)
         connection = await self._reach(start=False)
-        return KeeperChannel(connection, open_payload(kind, arguments))
+        await connection.send(encode(Type.OPEN, 0, open_payload(kind, arguments)))
+        return KeeperChannel(connection)
 
     async def _do(self, verb: Verb, **arguments: object) -> dict[str, Any]:
         self._refuse_unless(verb)
@@ -209,24 +210,17 @@ class Connection:
 class KeeperChannel:
     """A channel of the guest's agent that passes through its keeper."""
 
-    def __init__(self, connection: Connection, payload: bytes) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._first: bytes | None = encode(Type.OPEN, 0, payload)
 
     async def send(self, type_: int, payload: bytes = b"") -> None:
-        await self._connection.send(self._opening() + encode(type_, 0, payload))
+        await self._connection.send(encode(type_, 0, payload))
 
     async def receive(self) -> Frame:
-        if self._first:
-            await self._connection.send(self._opening())
         return await self._connection.receive()
 
     async def aclose(self) -> None:
         self._connection.close()
-
-    def _opening(self) -> bytes:
-        first, self._first = self._first, None
-        return first or b""
 
 
 async def _one_byte(descriptor: int, deadline_s: float) -> bytes:
