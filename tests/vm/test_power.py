@@ -221,6 +221,17 @@ def test_a_kernel_panic_is_a_crash_with_its_reason(home: Home, starter: str) -> 
     filesystem_is_sound(home, starter)
 
 
+def test_a_console_cannot_paint_our_screen(home: Home, starter: str) -> None:
+    script = "printf '\\033[31mKernel panic\\007 \\033]0;mine\\007\\n' > /dev/console; sleep 0.5; "
+    home.run("exec", "--timeout", "20s", starter, "--", "sh", "-c",
+             script + "echo b > /proc/sysrq-trigger")  # fmt: skip
+    wait_until(lambda: home.state(starter) == "crashed", 60, "the reset is seen")
+    why = home.show(starter)["why"]
+    assert "Kernel panic" in why
+    assert why.isprintable()
+    home.ok("start", starter, timeout=MAKE_S)
+
+
 def test_two_starts_at_once(home: Home, starter: str) -> None:
     home.ok("stop", starter)
     both = [home.start("start", starter) for _ in range(2)]

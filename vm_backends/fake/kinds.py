@@ -162,9 +162,10 @@ class Kinds:
         there = self._sessions.get(name)
         if there is not None and flags & 2:
             raise failure(errno.EEXIST, name)
-        if there is None and not flags:
+        if there is None and not flags & 3:
             raise failure(errno.ENOENT, name)
         session = there or self._new_session(name, user, cwd, variables, argv, columns, rows)
+        session.passing = session.passing or bool(flags & 4)
         session.resize(columns, rows)
         session.attach(channel)
         assert session.process is not None

@@ -146,6 +146,7 @@ class Session:
         self.ring = Ring()
         self.tty = Tty(self.ring, columns, rows)
         self.process: Process | None = None
+        self.passing = False
         self.status = 0
 
     def run(self, process: Process) -> None:
@@ -176,6 +177,8 @@ class Session:
 
     def detach(self, channel: GuestChannel) -> None:
         self.ring.cursors.pop(channel, None)
+        if self.passing and not self.ring.cursors:
+            self.signal(signal.SIGHUP)
         self.ring.stir()
 
     async def show(self, channel: GuestChannel) -> None:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from vm_backends.agent.link import printable
 from vm_backends.errors import EngineFailed
 from vm_backends.process import ProcessMark, tail
 from vm_backends.qemu import confine
@@ -121,7 +122,7 @@ def last_words(log: Path) -> str:
     if not lines:
         return "it said nothing"
     # Its own name and the place in its sources mean nothing to the reader.
-    return re.sub(r"^qemu-system-\S+: (\S+\.c:\d+: )?", "", lines[-1])[-300:]
+    return printable(re.sub(r"^qemu-system-\S+: (\S+\.c:\d+: )?", "", lines[-1])[-300:])
 
 
 def _listen(path: Path) -> socket.socket:

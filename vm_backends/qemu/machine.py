@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vm_backends.agent.client import GuestClient
-from vm_backends.agent.link import AgentLink
+from vm_backends.agent.link import AgentLink, printable
 from vm_backends.agent.pipe import Pipe
 from vm_backends.agent.protocol import Hello
 from vm_backends.contract import Machine
@@ -313,7 +313,7 @@ class QemuMachine(Machine):
         """The line of the guest's console that has these words in it, if there is one."""
         for line in tail(self.home / "serial.log", 16384).splitlines():
             if words in line:
-                return line.strip()[-200:]
+                return printable(line.strip()[-200:])
         return ""
 
     def _on_hello(self, hello: Hello) -> None:
