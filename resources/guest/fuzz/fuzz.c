@@ -103,7 +103,15 @@ void power_request(enum power how)
 /* ---- what comes out is checked ---- */
 
 static uint32_t ping_channel;  /* of the PING that is being asked */
-static uint64_t credits[REMEMBERED]; /* by channel: what it may still send; all ones: unknown */
+/* By channel: what it may still send; all ones: unknown. A slot knows whose it is, since an old
+ * channel may live on while thousands are opened after it. */
+static struct { uint32_t channel; uint64_t credit; } credits[REMEMBERED];
+
+static uint64_t *credit_of(uint32_t channel)
+{
+    return credits[channel % REMEMBERED].channel == channel
+               ? &credits[channel % REMEMBERED].credit : NULL;
+}
 
 void fuzz_sent(unsigned type, uint32_t channel, size_t length)
 {
@@ -113,8 +121,8 @@ void fuzz_sent(unsigned type, uint32_t channel, size_t length)
         complain("a frame on the wrong channel");
     if (type == T_REPLY && channel == ping_channel)
         ping_channel = 0;
-    uint64_t *credit = &credits[channel % REMEMBERED];
-    if ((type != T_DATA && type != T_DATA2) || *credit == UINT64_MAX)
+    uint64_t *credit = credit_of(channel);
+    if ((type != T_DATA && type != T_DATA2) || !credit || *credit == UINT64_MAX)
         return;
     if (length > *credit)
         complain("more data than the credit allows");
@@ -282,7 +290,9 @@ static unsigned some_payload(uint32_t *channel)
         p = add_u8(p, (uint8_t)kind);
         p = add_u32(p, credit);
         open_arguments(kind);
-        credits[*channel % REMEMBERED] = *channel == next_channel - 1 ? credit : UINT64_MAX;
+        credits[*channel % REMEMBERED].channel = *channel;
+        credits[*channel % REMEMBERED].credit =
+            *channel == next_channel - 1 ? credit : UINT64_MAX;
         return T_OPEN;
     }
     unsigned type = often[dice(sizeof often)];
@@ -297,8 +307,8 @@ static unsigned some_payload(uint32_t *channel)
         break;
     case T_CREDIT:
         p = add_u32(p, more);
-        if (credits[*channel % REMEMBERED] != UINT64_MAX)
-            credits[*channel % REMEMBERED] += more;
+        if (credit_of(*channel) && *credit_of(*channel) != UINT64_MAX)
+            *credit_of(*channel) += more;
         break;
     case T_SIGNAL:
         p = add_u32(p, dice(70));
@@ -327,7 +337,8 @@ static size_t make_frame(bool right)
             frame[FRAME_HEAD + dice((uint32_t)length)] = (uint8_t)dice(256);
         if (!dice(3))
             length = dice((uint32_t)length + 1);
-        credits[channel % REMEMBERED] = UINT64_MAX;
+        if (credit_of(channel))
+            *credit_of(channel) = UINT64_MAX;
     }
     frame[0] = 0xB5;
     frame[1] = (uint8_t)type;
