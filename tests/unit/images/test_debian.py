@@ -16,7 +16,7 @@ from vm_backends.events import Progress
 DEB822 = """\
 # a comment
 Types: deb deb-src
-URIs: http://mirror.example/debian
+URIs: http://mirror.example/packages
 Suites: bookworm bookworm-updates
 Components: main contrib
 Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
@@ -39,11 +39,11 @@ Components: main
 Signed-By: /etc/apt/keyrings/vendor.gpg
 """
 LIST = """\
-deb http://mirror.example/debian bookworm main # the same place, other format
+deb http://mirror.example/packages bookworm main # the same place, other format
 deb [arch=amd64 signed-by=/etc/apt/keyrings/other.gpg] http://other.example/ bookworm main
 deb http://third.example/ bookworm stable
 deb cdrom:[Debian]/ bookworm main
-deb-src http://mirror.example/debian bookworm main
+deb-src http://mirror.example/packages bookworm main
 """
 
 
@@ -61,9 +61,9 @@ def etc_apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_hosts_own_debian_sources_are_used_and_no_others(etc_apt: Path) -> None:
     key = "[signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] "
     assert sorted(sources.host_lines("bookworm", etc_apt)) == [
-        "deb " + key + "http://mirror.example/debian bookworm main",
-        "deb " + key + "http://mirror.example/debian bookworm-updates main",
-        "deb http://mirror.example/debian bookworm main",
+        "deb " + key + "http://mirror.example/packages bookworm main",
+        "deb " + key + "http://mirror.example/packages bookworm-updates main",
+        "deb http://mirror.example/packages bookworm main",
         "deb http://mirror.example/security bookworm-security main",
     ]
 
@@ -90,10 +90,10 @@ def test_progress_counts_each_package_once_and_never_goes_back() -> None:
     told: list[Progress] = []
     watcher = InstallWatcher(2, told.append)
     for line in (
-        "Get:1 http://mirror.example/debian bookworm InRelease [151 kB]",
-        "Get:4 http://mirror.example/debian bookworm/main amd64 Packages [8790 kB]",
-        "Get:1 http://mirror.example/debian bookworm/main amd64 libc6 amd64 2.36-9 [2759 kB]",
-        "Get:2 http://mirror.example/debian bookworm/main amd64 bash amd64 5.2 [1 kB]",
+        "Get:1 http://mirror.example/packages bookworm InRelease [151 kB]",
+        "Get:4 http://mirror.example/packages bookworm/main amd64 Packages [8790 kB]",
+        "Get:1 http://mirror.example/packages bookworm/main amd64 libc6 amd64 2.36-9 [2759 kB]",
+        "Get:2 http://mirror.example/packages bookworm/main amd64 bash amd64 5.2 [1 kB]",
         "Unpacking libc6:amd64 (2.36-9) ...",
         "Unpacking bash (5.2) ...",
         "Setting up libc6:amd64 (2.36-9) ...",
