@@ -30,7 +30,7 @@ _QUIET_BOOT = (
 
 _NO_STRING_COPIES = "clearcpuid=112"
 """Feature 112 is «rep_good»: copy with string instructions, which the emulator steps through word
-by word. Without it the guest's kernel copies in plain loops, two to three times faster."""
+by word. Without it the guest's kernel copies in plain loops; its kernel then says «tainted»."""
 
 
 @dataclass(frozen=True, slots=True)
