@@ -42,7 +42,7 @@ uint64_t read_u64(struct reader *r)
 }
 
 /* Sixteen bytes at a time. libc uses the processor's string instructions, which an emulator steps
- * through one word after the other: more than twice the time. Forward, so `to` may lie before `from`. */
+ * through one word after the other: more than twice the time. Forward: `to` may overlap below. */
 typedef uint8_t sixteen __attribute__((vector_size(16), aligned(1), may_alias));
 
 void copy_bytes(void *to, const void *from, size_t length)

@@ -54,7 +54,7 @@ async def test_a_host_without_a_kernel_has_none(tmp_path: Path) -> None:
 
 def test_apts_reason_is_given_without_its_addresses() -> None:
     offline = (
-        "Err:1 http://mirror.example/debian bookworm/main amd64 linux-image amd64 6.1\n"
+        "Err:1 http://mirror.example/packages bookworm/main amd64 linux-image amd64 6.1\n"
         "  Temporary failure resolving 'mirror.example'\n"
         "E: Failed to fetch http://mirror.example/linux.deb  Temporary failure resolving 'mirror'\n"
         "E: Some files failed to download\n"
