@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.homes import Home
+from tests.helpers.homes import ROOT, Home
 
 ASYNC_DEADLINE_S = 300.0
 BUILD_S = 1200
@@ -78,3 +80,19 @@ def home() -> Iterator[Home]:
                     del os.environ[name]
                 else:
                     os.environ[name] = value
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Iterator[None]:
+    """A test that fails leaves its boxes' logs in results/."""
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]  # pluggy types the yield as None
+    if not report.failed or not isinstance(item, pytest.Function):
+        return
+    target = ROOT / "results" / re.sub(r"[^\w.-]+", "_", item.name)
+    shutil.rmtree(target, ignore_errors=True)
+    for value in item.funcargs.values():
+        if isinstance(value, Home):
+            value.keep_evidence(target)

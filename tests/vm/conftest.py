@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.helpers.homes import ROOT, Home
+from tests.helpers.homes import Home
 from tests.helpers.terminals import Terminal
 
 MAKE_S = 120
@@ -78,19 +77,3 @@ def open_terminal(home: Home) -> Iterator[OpenTerminal]:
     yield open_one
     for terminal in opened:
         terminal.__exit__(None, None, None)
-
-
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item,
-) -> Iterator[None]:
-    """A test that fails leaves its boxes' logs in results/."""
-    outcome = yield
-    report = outcome.get_result()  # type: ignore[attr-defined]  # pluggy types the yield as None
-    if not report.failed or not isinstance(item, pytest.Function):
-        return
-    target = ROOT / "results" / re.sub(r"[^\w.-]+", "_", item.name)
-    shutil.rmtree(target, ignore_errors=True)
-    for value in item.funcargs.values():
-        if isinstance(value, Home):
-            value.keep_evidence(target)
